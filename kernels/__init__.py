@@ -1,0 +1,1 @@
+"""GPU kernels: one file is one operation, its torch reference being the definition."""

@@ -1,0 +1,38 @@
+"""The H3 transformer: sizes, packed rows, positions, modulation, forward pass."""
+
+from .blocks import Bank
+from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, RELEASE, ConfigError, H3Config
+from .modulation import Modulation, canonical_time, distinct_times, modulation_rows
+from .patchify import audio_from_rows, audio_rows, patchify, unpatchify
+from .rope import Rope, inverse_frequencies
+from .tables import AdaLNTables, OffLadderError, TableError, build_tables, load_tables, save_tables
+from .transformer import FLOAT32_TENSORS, H3, PackedRows
+
+__all__ = [
+    "BLOCK_SLOTS",
+    "FINAL_SLOTS",
+    "FLOAT32_TENSORS",
+    "H3",
+    "MODALITIES",
+    "RELEASE",
+    "AdaLNTables",
+    "Bank",
+    "ConfigError",
+    "H3Config",
+    "Modulation",
+    "OffLadderError",
+    "PackedRows",
+    "Rope",
+    "TableError",
+    "audio_from_rows",
+    "audio_rows",
+    "build_tables",
+    "canonical_time",
+    "distinct_times",
+    "inverse_frequencies",
+    "load_tables",
+    "modulation_rows",
+    "patchify",
+    "save_tables",
+    "unpatchify",
+]
