@@ -1,0 +1,145 @@
+"""ComfyUI node: H3 Look, the picture and the words that fix how everything looks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from comfy_api.latest import io
+
+from .. import host
+from ..sockets import CATEGORY, H3Encoder, H3Look
+from . import (
+    LookCache,
+    TextStates,
+    encode_cached,
+    make_look,
+    picture_from_image,
+    prepare_picture,
+    prompt_warnings,
+    states_from_clip,
+    states_from_conditioning,
+    with_picture_latent,
+)
+
+log = logging.getLogger(host.PACK)
+
+NO_FOLDER = "none"
+
+
+class LookNode(io.ComfyNode):
+    """Picture, prompt and text states in one object."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        folders = host.text_encoder_folders()
+        return io.Schema(
+            node_id="SRH3_Look",
+            display_name="H3 Look",
+            category=CATEGORY,
+            description="The look of the whole video: one photoreal picture of the clip's first frame, and a prompt. "
+            "The output has the size set here. Text comes from a CLIP, a ready CONDITIONING, or a Qwen3-VL folder.",
+            inputs=[
+                io.Image.Input(
+                    "picture",
+                    tooltip="A photoreal version of the clip's first frame: same camera, same layout. It is stretched to "
+                    "width x height.",
+                ),
+                io.String.Input(
+                    "prompt",
+                    multiline=True,
+                    tooltip="Six sections, from subject_definitions to non_diegetic_music. Say what each class colour stands "
+                    "for and how it looks. Ignored when 'positive' is connected.",
+                ),
+                io.Int.Input(
+                    "width",
+                    default=1344,
+                    min=64,
+                    max=4096,
+                    step=32,
+                    tooltip="Width of the video in pixels, a multiple of 32. StreamRender-H3 is made for 1344.",
+                ),
+                io.Int.Input(
+                    "height",
+                    default=768,
+                    min=64,
+                    max=4096,
+                    step=32,
+                    tooltip="Height of the video in pixels, a multiple of 32. StreamRender-H3 is made for 768.",
+                ),
+                io.Combo.Input(
+                    "text_encoder",
+                    options=[*folders, NO_FOLDER],
+                    default=folders[0] if folders else NO_FOLDER,
+                    tooltip="A Qwen3-VL folder in models/text_encoders (config.json, tokenizer, safetensors). Used when "
+                    "neither 'clip' nor 'positive' is connected. Results are kept on disk, so it runs once per prompt.",
+                ),
+                H3Encoder.Input(
+                    "encoder",
+                    optional=True,
+                    tooltip="Encodes the picture now. Leave it open and the sampler does it with its own encoder.",
+                ),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="A text encoder from Load CLIP with type 'minimax' (ComfyUI with native H3). Takes precedence over "
+                    "the folder.",
+                ),
+                io.Conditioning.Input(
+                    "positive",
+                    optional=True,
+                    tooltip="Ready text states from MiniMax H3 Reference To Video with only the picture connected. "
+                    "Takes precedence over the prompt.",
+                ),
+            ],
+            outputs=[
+                H3Look.Output("look", display_name="look"),
+                io.Image.Output(
+                    "prepared_picture", display_name="picture", tooltip="The picture as the model sees it."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        picture: torch.Tensor,
+        prompt: str,
+        width: int,
+        height: int,
+        text_encoder: str,
+        encoder: Any = None,
+        clip: Any = None,
+        positive: Any = None,
+    ) -> io.NodeOutput:
+        prepared = prepare_picture(picture_from_image(picture), (height, width))
+        log.info("H3 Look: %s", prepared.note)
+        rgb = torch.from_numpy(prepared.rgb)
+        image = rgb[None].float() / 255
+        if positive is not None:
+            states = states_from_conditioning(positive)
+        elif clip is not None:
+            states = states_from_clip(clip, prompt, image)
+        else:
+            states = states_from_folder(text_encoder, prompt, prepared.rgb)
+        for warning in prompt_warnings(prompt) if positive is None else ():
+            log.warning("H3 Look: %s", warning)
+        look = make_look(states, rgb=rgb, prompt=prompt, note=prepared.note)
+        if encoder is not None:
+            with host.on_device([encoder.patcher], 0):
+                look = with_picture_latent(look, encoder.codec)
+        return io.NodeOutput(look, image)
+
+
+def states_from_folder(name: str, prompt: str, picture: np.ndarray) -> TextStates:
+    """Text states from a Qwen3-VL folder, from the disk cache when this prompt and picture were encoded before."""
+    if name == NO_FOLDER:
+        raise ValueError(
+            "H3 Look: no text source; connect 'clip' or 'positive', or choose a Qwen3-VL folder in 'text_encoder' "
+            "(folders in models/text_encoders with a config.json are listed)"
+        )
+    dtype = torch.bfloat16 if host.prefers_bfloat16() else torch.float32
+    cache = LookCache(host.cache_folder("looks"))
+    return encode_cached(cache, host.text_encoder_path(name), prompt, picture, host.device(), dtype)
