@@ -1,0 +1,31 @@
+"""Semantic clips: palettes, snapping of colours to classes, the 24 fps clock, nearest resize, the legend."""
+
+from .clip import SemanticClip, clip_from_frames, clip_from_video
+from .clock import FPS, Timeline
+from .errors import ClipError, PaletteError
+from .legend import Legend, read_legend
+from .palette import RACING, Palette, PaletteClass, builtin_palettes, load_palette
+from .resize import REFERENCE_SIZE, check_reference_size, floor_indices, resize_labels
+from .snap import snap
+
+__all__ = [
+    "FPS",
+    "RACING",
+    "REFERENCE_SIZE",
+    "ClipError",
+    "Legend",
+    "Palette",
+    "PaletteClass",
+    "PaletteError",
+    "SemanticClip",
+    "Timeline",
+    "builtin_palettes",
+    "check_reference_size",
+    "clip_from_frames",
+    "clip_from_video",
+    "floor_indices",
+    "load_palette",
+    "read_legend",
+    "resize_labels",
+    "snap",
+]
