@@ -1,0 +1,140 @@
+"""The command `render`: the same engine without ComfyUI."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..codec import load_decoder, load_encoder
+from ..loader import H3Model, load_h3
+from ..look import encode_text, load_picture, make_look, prepare_picture, prompt_warnings, with_picture_latent
+from ..palette import SemanticClip, clip_from_video, load_palette
+from ..preview import VideoFile
+from ..schedule import Schedule
+from .grids import TimeGrid
+from .latent_file import Fingerprint
+from .render import RenderedChunk, RenderError, Settings, check_inputs, conditions_for, render
+from .report import RenderReport
+
+RELEASE_SIZE = (768, 1344)
+RELEASE_REFERENCE = (480, 832)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+Size = tuple[int, int]
+
+
+def parse_size(text: str, name: str) -> Size:
+    """ "1344x768" (width x height) as (height, width)."""
+    try:
+        width, height = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise RenderError(f"{name} is {text!r}; write width x height, for example 1344x768") from None
+    return height, width
+
+
+def sizes_for(model: H3Model, size: str | None, reference_size: str | None) -> tuple[Size, Size]:
+    """(video, map) sizes: as asked, else what the checkpoint says of itself, else the released profile, turned for portrait."""
+    stated = model.metadata
+    video = parse_size(size or stated.get("size", "1344x768"), "size")
+    wanted = reference_size or (None if size else stated.get("reference_size"))
+    if wanted is not None:
+        return video, parse_size(wanted, "reference size")
+    return video, RELEASE_REFERENCE if video[0] <= video[1] else (RELEASE_REFERENCE[1], RELEASE_REFERENCE[0])
+
+
+def render_command(args: Namespace) -> int:
+    """Render one clip; prints progress on the way and the figures at the end."""
+    device, dtype = torch.device(args.device), DTYPES[args.dtype]
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RenderError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
+    out = writable_target(Path(args.out))
+    settings = Settings(Schedule.parse(args.schedule), TimeGrid.trailing(args.steps), args.seed, args.attention)
+    prompt = Path(args.prompt_file).read_text(encoding="utf-8").rstrip("\n")
+
+    model = load_h3(args.model, dtype=dtype, device=device)
+    size, reference_size = sizes_for(model, args.size, args.reference_size)
+    clip = clip_from_video(args.clip, load_palette(args.palette), reference_size)
+    encoder = load_encoder(args.encoder, device=device, dtype=dtype)
+    decoder = load_decoder(args.decoder, device=device, dtype=dtype)
+    prepared = prepare_picture(load_picture(args.picture), size)
+    for note in (prepared.note, *prompt_warnings(prompt)):
+        print(note)
+    states = encode_text(args.text_encoder, prompt, prepared.rgb, device=device, dtype=dtype)
+    look = make_look(states, rgb=torch.from_numpy(prepared.rgb), prompt=prompt, note=prepared.note)
+    check_inputs(clip, look, model, settings, encoder, decoder)
+    look = with_picture_latent(look, encoder)
+
+    conditions = conditions_for(clip, look, model, encoder)
+    report, fingerprint = RenderReport(settings, clip.frames), Fingerprint()
+    kept: list[RenderedChunk] = []
+    with VideoFile(out, look.size) as video:
+        for chunk in render(clip, look, model, encoder, decoder, settings, conditions=conditions):
+            video.add(chunk.frames)
+            report.add(chunk)
+            fingerprint.add(chunk.video, chunk.audio)
+            if args.save_latents:
+                kept.append(chunk)
+            steps = " ".join(f"{ms:.0f}" for ms in chunk.step_ms)
+            print(
+                f"chunk {chunk.index + 1}/{chunk.total}: {report.frames}/{clip.frames} frames, "
+                f"encode {chunk.encode_ms:.0f} ms, steps {steps} ms, decode {chunk.decode_ms:.0f} ms",
+                flush=True,
+            )
+    if args.save_latents:
+        inputs = {"text": look.text, "tags": look.tags, "picture": conditions.picture}
+        save_latents(Path(args.save_latents), kept, inputs, settings, clip, args.dtype)
+    figures = report.as_dict(fingerprint.hexdigest())
+    print(
+        f"{out}: {figures['frames']} frames in {figures['render_seconds']} s, latents sha256 {figures['latents_sha256']}"
+    )
+    return 0
+
+
+def writable_target(path: Path) -> Path:
+    """`path`, once its folder exists and can be written to; asked before any model is loaded."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir():
+        raise RenderError(f"the video cannot be written to {path}; name a file in an existing folder you may write to")
+    return path
+
+
+def save_latents(
+    path: Path,
+    chunks: list[RenderedChunk],
+    inputs: dict[str, Tensor],
+    settings: Settings,
+    clip: SemanticClip,
+    dtype: str,
+) -> None:
+    """Write everything needed to recompute the render with another implementation, float32, whole chunks, untrimmed."""
+    from safetensors.torch import save_file
+
+    schedule, grid = settings.schedule, settings.grid
+    tensors = {
+        "video": torch.cat([chunk.video for chunk in chunks], dim=1),
+        "audio": torch.cat([chunk.audio for chunk in chunks], dim=2),
+        "reference": torch.cat([chunk.reference for chunk in chunks], dim=1),
+        "text": inputs["text"].float(),
+        "tags": inputs["tags"],
+        "picture": inputs["picture"].float(),
+    }
+    facts = {
+        "seed": settings.seed,
+        "grids": {"video": list(grid.video), "audio": list(grid.audio)},
+        "schedule": {
+            "sink": schedule.sink,
+            "window": schedule.window,
+            "chunk": schedule.chunk,
+            "bootstrap": schedule.bootstrap_units,
+        },
+        "attention": settings.attention,
+        "dtype": dtype,
+        "frames": clip.frames,
+    }
+    metadata = {name: json.dumps(value) for name, value in facts.items()}
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
