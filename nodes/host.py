@@ -21,7 +21,7 @@ PACK = "streamrender_h3"
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "workflows" / "assets"
 EXAMPLE = "example/"
-EXAMPLE_INPUTS = ("semantic_clip.mp4", "picture.webp")
+EXAMPLE_INPUTS = ("semantic_clip.mp4", "picture.jpg")
 
 log = logging.getLogger(PACK)
 

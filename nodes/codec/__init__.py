@@ -1,7 +1,7 @@
 """Video codecs of H3: frames to latents and back, as causal streams with bounded memory."""
 
 from .errors import CodecError, CodecFileError
-from .load import load_decoder, load_encoder
+from .load import load_decoder, load_encoder, usual_dtype
 from .protocol import Decoder, DecoderStream, Encoder, EncoderStream
 from .space import frames_before
 from .tae import TAE, TAEWidths, decode_clip, encode_blocks
@@ -31,4 +31,5 @@ __all__ = [
     "frames_before",
     "load_decoder",
     "load_encoder",
+    "usual_dtype",
 ]

@@ -99,6 +99,16 @@ def load_decoder(
     raise file.error(f"{KINDS[kind]}; an H3 stream needs a TAE or the causal ViT decoder. Use taeh3.safetensors.")
 
 
+def usual_dtype(path: str | PathLike[str], device: str | torch.device) -> torch.dtype:
+    """The dtype a codec file runs best in on `device`: float32 on the CPU, else float16 for a TAE and bfloat16 for the ViT.
+
+    A TAE in bfloat16 would band smooth skies; the ViT's feed-forward may overflow float16.
+    """
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if recognise(read_codec_file(path).shapes) == "vit" else torch.float16
+
+
 KINDS = {
     "tae": "this is the TAE of MiniMax-H3",
     "vit": "this is the causal ViT decoder, which has no encoder",

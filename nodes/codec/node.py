@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from comfy_api.latest import io
 
 from .. import host
 from ..sockets import CATEGORY, H3Decoder, H3Encoder
-from . import Decoder, Encoder, load_decoder, load_encoder
+from . import Decoder, Encoder, load_decoder, load_encoder, usual_dtype
 
 KIND, ALSO = "vae_approx", ("vae",)
 DTYPES = {"auto": None, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-DTYPE_TOOLTIP = "Number format of the codec. 'auto' takes fp16 on a GPU and fp32 on the CPU; fp32 is exact and slower."
+DTYPE_TOOLTIP = "Number format of the codec. 'auto' takes fp32 on the CPU, and on a GPU fp16 for a TAE and bf16 for the ViT."
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class HostDecoder:
     patcher: Any
 
 
-def choose_dtype(name: str, node: str) -> torch.dtype:
+def choose_dtype(name: str, path: Path, node: str) -> torch.dtype:
+    """What the widget says, or what suits the file on the host's device."""
     if name not in DTYPES:
         raise ValueError(f"{node}: dtype {name!r} is unknown; choose one of {list(DTYPES)}")
-    return DTYPES[name] or (torch.float32 if host.device().type == "cpu" else torch.float16)
+    return DTYPES[name] or usual_dtype(path, host.device())
 
 
 class LoadEncoderNode(io.ComfyNode):
@@ -64,7 +66,7 @@ class LoadEncoderNode(io.ComfyNode):
     @classmethod
     def execute(cls, encoder_name: str, dtype: str) -> io.NodeOutput:
         path = host.model_path(encoder_name, KIND, ALSO)
-        codec = load_encoder(path, device="cpu", dtype=choose_dtype(dtype, "Load H3 Encoder"))
+        codec = load_encoder(path, device="cpu", dtype=choose_dtype(dtype, path, "Load H3 Encoder"))
         return io.NodeOutput(HostEncoder(codec, host.managed(codec.layers)))
 
 
@@ -93,5 +95,5 @@ class LoadDecoderNode(io.ComfyNode):
     @classmethod
     def execute(cls, decoder_name: str, dtype: str) -> io.NodeOutput:
         path = host.model_path(decoder_name, KIND, ALSO)
-        codec = load_decoder(path, device="cpu", dtype=choose_dtype(dtype, "Load H3 Decoder"))
+        codec = load_decoder(path, device="cpu", dtype=choose_dtype(dtype, path, "Load H3 Decoder"))
         return io.NodeOutput(HostDecoder(codec, host.managed(codec.layers)))

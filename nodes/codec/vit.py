@@ -216,7 +216,7 @@ class CausalViT(nn.Module):
         self.config = config
         self.post_quant_conv = nn.Conv3d(LATENT_CHANNELS, LATENT_CHANNELS, 1)
         self.x_embedder = nn.Linear(LATENT_CHANNELS, config.hidden)
-        self.register_tokens = nn.Parameter(torch.randn(1, config.registers, config.hidden) * 0.02)
+        self.register_tokens = nn.Parameter(torch.empty(1, config.registers, config.hidden).uniform_(-0.02, 0.02))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm_out = nn.LayerNorm(config.hidden, eps=EPS)
         self.proj_out = nn.Linear(config.hidden, 3 * FRAMES_PER_LATENT * config.patch**2)

@@ -79,10 +79,10 @@ class ViTDecoderStream:
             done = []
             for latent in latents.to(self._decoder.device, torch.float32).unbind(1):
                 if self._held is None:
-                    self._held = latent
+                    self._held = latent.clone()  # the caller may reuse its tensor
                     continue
                 done.append(self._pair(self._held, latent, slice(int(self._held_is_shown), 2)))
-                self._previous, self._held, self._held_is_shown = latent, None, False
+                self._previous, self._held, self._held_is_shown = latent.clone(), None, False
             if self._held is not None and not self._held_is_shown and self._decoder.mode != "pair":
                 done.append(self._early(self._held))
                 self._held_is_shown = True

@@ -185,7 +185,7 @@ def _index_of(shard: Path, stem: str) -> Path:
     own = shard.with_name(stem + INDEX_SUFFIX)
     if own.exists():
         return own
-    for index in sorted(shard.parent.glob("*.index.json")):
+    for index in sorted(shard.parent.glob("*" + INDEX_SUFFIX)):
         if shard.name in _weight_map(index).values():
             return index
     raise CheckpointError(

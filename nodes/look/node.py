@@ -116,7 +116,7 @@ class LookNode(io.ComfyNode):
     ) -> io.NodeOutput:
         prepared = prepare_picture(picture_from_image(picture), (height, width))
         log.info("H3 Look: %s", prepared.note)
-        rgb = torch.from_numpy(prepared.rgb)
+        rgb = torch.from_numpy(prepared.rgb.copy())
         image = rgb[None].float() / 255
         if positive is not None:
             states = states_from_conditioning(positive)

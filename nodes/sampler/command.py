@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..codec import load_decoder, load_encoder
+from ..codec import load_decoder, load_encoder, usual_dtype
 from ..loader import H3Model, load_h3
 from ..look import encode_text, load_picture, make_look, prepare_picture, prompt_warnings, with_picture_latent
 from ..palette import SemanticClip, clip_from_video, load_palette
@@ -59,13 +59,15 @@ def render_command(args: Namespace) -> int:
     model = load_h3(args.model, dtype=dtype, device=device)
     size, reference_size = sizes_for(model, args.size, args.reference_size)
     clip = clip_from_video(args.clip, load_palette(args.palette), reference_size)
-    encoder = load_encoder(args.encoder, device=device, dtype=dtype)
-    decoder = load_decoder(args.decoder, device=device, dtype=dtype)
+    encoder, decoder = (
+        load(path, device=device, dtype=dtype if dtype == torch.float32 else usual_dtype(path, device))
+        for load, path in ((load_encoder, args.encoder), (load_decoder, args.decoder))
+    )
     prepared = prepare_picture(load_picture(args.picture), size)
     for note in (prepared.note, *prompt_warnings(prompt)):
         print(note)
     states = encode_text(args.text_encoder, prompt, prepared.rgb, device=device, dtype=dtype)
-    look = make_look(states, rgb=torch.from_numpy(prepared.rgb), prompt=prompt, note=prepared.note)
+    look = make_look(states, rgb=torch.from_numpy(prepared.rgb.copy()), prompt=prompt, note=prepared.note)
     check_inputs(clip, look, model, settings, encoder, decoder)
     look = with_picture_latent(look, encoder)
 

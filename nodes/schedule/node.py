@@ -72,5 +72,7 @@ class StreamScheduleNode(io.ComfyNode):
         if preset == CUSTOM:
             return io.NodeOutput(Schedule(sink, window, chunk, bootstrap))
         if preset not in PRESET_LABELS:
-            raise ValueError(f"H3 Stream Schedule: preset {preset!r} is unknown; choose one of {[*PRESET_LABELS, CUSTOM]}")
+            raise ValueError(
+                f"H3 Stream Schedule: preset {preset!r} is unknown; choose one of {[*PRESET_LABELS, CUSTOM]}"
+            )
         return io.NodeOutput(PRESET_LABELS[preset])

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from streamrender_h3.workflows.nano.qwen import write_qwen
-
-# transformers imports these when they are installed. A build for another torch fails to load and takes Qwen3-VL with
-# it; as absent packages they do no harm.
-for _name in ("torchvision", "torchaudio"):
-    try:
-        importlib.import_module(_name)
-    except (ImportError, OSError, RuntimeError):
-        sys.modules[_name] = None  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,15 @@ def test_bf16_tables_are_within_one_unit_of_the_bf16_model(tiny, tools):
         assert ((found - wanted).abs() <= unit).all()
 
 
+def test_a_float32_file_gives_the_tables_of_the_bf16_model(tiny, tools):
+    """The weights are rounded as the model would round them, then multiplied."""
+    model = H3(tiny.config, dtype=torch.bfloat16)
+    model.load_state_dict(tiny.state_dict())
+    wanted = make_tables(model, tools.times)
+    found = build_tables(tiny.state_dict().__getitem__, tiny.config, tools.times, torch.bfloat16)
+    assert torch.equal(found.blocks, wanted.blocks) and torch.equal(found.final, wanted.final)
+
+
 def test_activation_comes_before_the_cast(tiny, tools):
     """Rounding the embedded time first and activating afterwards moves the tables by more than one unit somewhere."""
     model = H3(tiny.config, dtype=torch.bfloat16)
