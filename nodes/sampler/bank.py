@@ -24,7 +24,7 @@ class LayerRecorder:
         if layer != len(self.keys):
             raise RuntimeError(f"prefix layer {layer} arrived after {len(self.keys)} layers; layers must come in order")
         self.keys.append(key)
-        self.values.append(value)
+        self.values.append(value.clone())  # a view of the layer's whole qkv output, which must not stay in memory
         return key, value
 
 

@@ -59,10 +59,8 @@ def render_command(args: Namespace) -> int:
     model = load_h3(args.model, dtype=dtype, device=device)
     size, reference_size = sizes_for(model, args.size, args.reference_size)
     clip = clip_from_video(args.clip, load_palette(args.palette), reference_size)
-    encoder, decoder = (
-        load(path, device=device, dtype=dtype if dtype == torch.float32 else usual_dtype(path, device))
-        for load, path in ((load_encoder, args.encoder), (load_decoder, args.decoder))
-    )
+    encoder = load_encoder(args.encoder, device=device, dtype=codec_dtype(args.encoder, dtype, device))
+    decoder = load_decoder(args.decoder, device=device, dtype=codec_dtype(args.decoder, dtype, device))
     prepared = prepare_picture(load_picture(args.picture), size)
     for note in (prepared.note, *prompt_warnings(prompt)):
         print(note)
@@ -95,6 +93,11 @@ def render_command(args: Namespace) -> int:
         f"{out}: {figures['frames']} frames in {figures['render_seconds']} s, latents sha256 {figures['latents_sha256']}"
     )
     return 0
+
+
+def codec_dtype(path: Path, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Everything is float32 when the network is; otherwise a codec runs in what suits it."""
+    return dtype if dtype == torch.float32 else usual_dtype(path, device)
 
 
 def writable_target(path: Path) -> Path:
