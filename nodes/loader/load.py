@@ -154,7 +154,15 @@ def load_h3(
 def write_tables(
     checkpoint_path: str | os.PathLike[str], times: Iterable[float], out_path: str | os.PathLike[str]
 ) -> AdaLNTables:
-    """Build a checkpoint's AdaLN tables for `times`, in the dtype of its projections, and write them to `out_path`."""
+    """Build a checkpoint's AdaLN tables for `times`, in the dtype of its projections, and write them to `out_path`.
+
+    Raises CheckpointError for a checkpoint that cannot be used, ValueError for a place that cannot be written to.
+    """
+    folder = Path(out_path).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"{folder} is no folder that can be written to. The tables need one. Create it or choose another."
+        )
     checkpoint = open_checkpoint(checkpoint_path)
     tensors, _, _ = _native_tensors(checkpoint, "auto")
     dtype = tensors("blocks.0.adaln_proj.linear.weight").dtype

@@ -238,6 +238,11 @@ def test_written_tables_equal_the_ones_built_in_memory(tmp_path, native):
     assert tables.identity == {"checkpoint": loaded.identity}
 
 
+def test_tables_for_a_folder_that_does_not_exist_are_refused_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match="no folder that can be written to"):
+        write_tables(tmp_path / "absent.safetensors", TIMES, tmp_path / "nowhere" / "t.safetensors")
+
+
 def test_the_writer_takes_a_module_and_refuses_one_without_adaln(tmp_path, native, run, expected, error):
     loaded = load_h3(write_h3(tmp_path / "a.safetensors", native)[0], **CPU)
     with pytest.raises(ValueError, match="adaln"):
