@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .palette import Palette
-from .pixels import to_rgb
-from .snap import EXACT, colour_table, snap
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,19 +65,11 @@ def read_legend(clip: SemanticClip, samples: int = SAMPLES) -> Legend:
     classes = np.zeros(len(clip.palette), dtype=np.int64)
     exact = doubtful = frames = 0
     every = -(-clip.frames // samples)
-    for k, raw in enumerate(clip.source.open()):
-        if k % every == 0:
-            rgb = to_rgb(raw)
-            ids, unsure = snap(rgb, clip.palette)
-            classes += np.bincount(ids.ravel(), minlength=len(clip.palette))
-            exact += count_exact(rgb, clip.palette)
-            doubtful += int(unsure.sum())
-            frames += 1
+    for frame in clip.label_frames(lambda k: k % every == 0):
+        classes += np.bincount(frame.ids.ravel(), minlength=len(clip.palette))
+        exact += int(frame.exact.sum())
+        doubtful += int(frame.doubtful.sum())
+        frames += 1
     pixels = int(classes.sum())
     shares = tuple(float(count) / pixels for count in classes)
     return Legend(clip.palette, shares, exact / pixels, doubtful / pixels, frames)
-
-
-def count_exact(rgb: np.ndarray, palette: Palette) -> int:
-    """How many pixels of a frame uint8 [H, W, 3] have exactly the colour of a class."""
-    return int((colour_table(palette).judge(rgb) >= EXACT << 8).sum())

@@ -25,8 +25,8 @@ DATA = Path(__file__).parent / "data"
 # A pixel farther than this (Euclidean, 8-bit RGB) from every class is a blend, not a class: the closest pair of the
 # racing palette is 61.8 apart.
 MAX_RADIUS = 30.0
-# Two colours closer than this cannot be told apart once a codec has touched them.
-MIN_DISTANCE = 12.0
+# Two colours closer than this cannot be told apart once a codec has touched them (the closest pair of ADE20K is 7.07).
+MIN_DISTANCE = 7.0
 MAX_CLASSES = 255
 
 RGB = tuple[int, int, int]
@@ -34,19 +34,26 @@ RGB = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class PaletteClass:
-    """One class: its name, the colour it is drawn in (8-bit RGB), the words for the prompt."""
+    """One class: its name, the colour it is drawn in (8-bit RGB), the words for the prompt.
+
+    `numbers` are the values that stand for it in images of class indices; `maps_to` is the class of the palette's target
+    that it is translated to, if the palette has a target.
+    """
 
     name: str
     rgb: RGB
     words: str = ""
+    numbers: tuple[int, ...] = ()
+    maps_to: str = ""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Ordered classes; the id of a class is its index."""
+    """Ordered classes; the id of a class is its index. `target` names the palette it is translated to, if any."""
 
     name: str
     entries: tuple[PaletteClass, ...]
+    target: str = ""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -153,10 +160,12 @@ def parse_palette(data: Any, origin: str, *, default_name: str = "palette") -> P
             f"Palette '{origin}' says format '{data.get('format', FORMAT)}' version {version}; this pack reads "
             f"'{FORMAT}' version {VERSION}. Update the pack or rewrite the file."
         )
-    return checked_palette(str(data.get("name", default_name)), data["classes"], origin)
+    return checked_palette(
+        str(data.get("name", default_name)), data["classes"], origin, target=str(data.get("target", ""))
+    )
 
 
-def checked_palette(name: str, rows: Any, origin: str) -> Palette:
+def checked_palette(name: str, rows: Any, origin: str, *, target: str = "") -> Palette:
     """Build a palette from rows of name, rgb, words, refusing what labels cannot be read with."""
     if not isinstance(rows, list) or not 2 <= len(rows) <= MAX_CLASSES:
         count = len(rows) if isinstance(rows, list) else 0
@@ -171,7 +180,7 @@ def checked_palette(name: str, rows: Any, origin: str) -> Palette:
                 f"Palette '{origin}' has the class name '{class_name}' {names.count(class_name)} times; names must "
                 f"differ. Rename or remove one."
             )
-    palette = Palette(name, entries)
+    palette = Palette(name, entries, target)
     distance = colour_distances(palette.colours)
     first, second = divmod(int(distance.argmin()), len(entries))
     if distance[first, second] < MIN_DISTANCE:
@@ -190,7 +199,19 @@ def _entry(row: Any, index: int, origin: str) -> PaletteClass:
             f"Palette '{origin}', class {index}: got {row!r}; a name and a colour are needed. "
             f'Write {{"name": "road", "rgb": [128, 64, 128]}}.'
         )
-    return PaletteClass(str(row["name"]), _rgb(row["rgb"], str(row["name"]), origin), str(row.get("words", "")))
+    numbers = row.get("numbers", [index])
+    if not isinstance(numbers, list) or not all(isinstance(n, int) and 0 <= n <= 65535 for n in numbers):
+        raise PaletteError(
+            f"Palette '{origin}', class '{row['name']}': numbers {numbers!r} must be a list of whole numbers from 0 to 65535. "
+            f"Correct or remove them."
+        )
+    return PaletteClass(
+        str(row["name"]),
+        _rgb(row["rgb"], str(row["name"]), origin),
+        str(row.get("words", "")),
+        tuple(numbers),
+        str(row.get("as", "")),
+    )
 
 
 def _rgb(value: Any, class_name: str, origin: str) -> RGB:

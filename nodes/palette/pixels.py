@@ -20,10 +20,12 @@ class Raw:
 
     `values`: uint8 or uint16 [H, W] (grey or indices), [H, W, 3] or [H, W, 4] (alpha last, straight).
     `lookup`: uint8 [n, 3] colours of a palette-mode image, whose `values` are positions in it.
+    `converted`: the file held YCbCr, so that values are not those that were drawn.
     """
 
     values: np.ndarray
     lookup: np.ndarray | None = None
+    converted: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -72,6 +74,17 @@ def to_rgb(raw: Raw) -> np.ndarray:
         opaque = values[..., 3] >= 128
         return values[..., :3] if opaque.all() else values[..., :3] * opaque[..., None]
     return values
+
+
+def unmultiplied(raw: Raw) -> Raw:
+    """The pixels of a premultiplied RGBA frame with colours divided by alpha."""
+    if raw.lookup is not None or raw.values.ndim != 3 or raw.values.shape[-1] != 4:
+        return raw
+    full = np.iinfo(raw.values.dtype).max
+    values = raw.values.astype(np.float32)
+    colours = values[..., :3] * full / np.maximum(values[..., 3:], 1)
+    values[..., :3] = np.clip(np.rint(colours), 0, full)
+    return Raw(values.astype(raw.values.dtype), converted=raw.converted)
 
 
 def narrow(values: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .palette import Palette
-from .snap import EXACT, NEAR
+from .snap import EXACT, NEAR, nearest_classes
 
 # A sure pixel has a colour near its class and at least this many pixels of the same class in its 3x3 neighbourhood.
 SURE_NEIGHBOURS = 5
@@ -26,7 +26,7 @@ CLEAN_EDGES = 0.15
 LUMA_COST, CHROMA_COST, ABSENT_COST = 6.0, 4.0, 1000.0
 AGREEMENT = (300.0, 1000.0, 2000.0, 3000.0)
 CANDIDATES = 6
-# Share of its own label in the colour difference of a pixel: colour halved in both directions and interpolated back.
+# How a pixel's colour difference mixes its own label's and its neighbours': halved in both directions, interpolated back.
 _STEPS = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
 _WEIGHTS = tuple((2 - abs(dy)) * (2 - abs(dx)) / 16 for dy, dx in _STEPS)
 _OWN_WEIGHT = 4 / 16
@@ -39,9 +39,7 @@ HEAVY_NOISE = 6.5
 BLEND_DISTANCE = 40.0
 
 # BT.601 brightness and colour differences; any such matrix serves, this is the one most label videos pass through.
-_YCC = np.array(
-    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], dtype=np.float32
-)
+_YCC = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def clean_neighbour_repair(rgb: np.ndarray, codes: np.ndarray, palette: Palette,
 
     `guard` keeps small things from being painted over in heavily compressed frames.
     """
-    nearest = (codes & 255).astype(np.uint8)
+    nearest = nearest_classes(codes)
     near = codes >= NEAR << 8
     agreeing = count_agreeing(np.where(near, nearest, _NOTHING))
     sure = near & (agreeing >= SURE_NEIGHBOURS) | (codes >= EXACT << 8)
@@ -120,7 +118,13 @@ def _classes_around(ids: np.ndarray, sure: np.ndarray, present: np.ndarray, y: n
 
 
 def _prepare(
-    pixels: np.ndarray, present: np.ndarray, around: np.ndarray, y: np.ndarray, x: np.ndarray, pitch: int, ycc: np.ndarray
+    pixels: np.ndarray,
+    present: np.ndarray,
+    around: np.ndarray,
+    y: np.ndarray,
+    x: np.ndarray,
+    pitch: int,
+    ycc: np.ndarray,
 ) -> list[_Unsure]:
     """Candidates and fixed costs of the unsure pixels, split into the two colours of a checkerboard.
 

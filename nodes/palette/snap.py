@@ -54,7 +54,7 @@ def pack_rgb(rgb: np.ndarray) -> np.ndarray:
     return packed.view("<i4")[..., 0]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def colour_table(palette: Palette) -> ColourTable:
     """The palette's table, kept between clips."""
     return ColourTable(palette)
@@ -68,11 +68,13 @@ def snap(rgb: np.ndarray, palette: Palette) -> tuple[np.ndarray, np.ndarray]:
     there is none). A frame in exact palette colours comes back unchanged.
     """
     codes = colour_table(palette).judge(rgb)
-    ids = (codes & 255).astype(np.uint8)
-    if codes.min() >= NEAR << 8:
-        return ids, np.zeros(ids.shape, dtype=bool)
-    doubtful = codes < NEAR << 8
-    return majority_repair(ids, doubtful, len(palette)), doubtful
+    ids, doubtful = nearest_classes(codes), codes < NEAR << 8
+    return (majority_repair(ids, doubtful, len(palette)) if doubtful.any() else ids), doubtful
+
+
+def nearest_classes(codes: np.ndarray) -> np.ndarray:
+    """uint8 [...]: the nearest class of each judged pixel."""
+    return codes.astype(np.uint8)  # the low byte
 
 
 def majority_repair(ids: np.ndarray, doubtful: np.ndarray, classes: int) -> np.ndarray:

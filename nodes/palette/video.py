@@ -116,7 +116,7 @@ class VideoSource:
                 f"{self.name} changes from {self.size[1]}x{self.size[0]} to {width}x{height} pixels; "
                 f"one size is needed. Export the whole clip at one size."
             )
-        return Raw(values)
+        return Raw(values, converted=_is_yuv(frame))
 
 
 def frame_pixels(frame: VideoFrame) -> np.ndarray:
@@ -127,13 +127,17 @@ def frame_pixels(frame: VideoFrame) -> np.ndarray:
     layout = frame.format
     deep = max(component.bits for component in layout.components) > 8
     alpha = layout.name != "pal8" and len(layout.components) in (2, 4)
-    if layout.name.startswith("gray") or layout.name.startswith("ya"):
-        if not alpha:
-            return frame.to_ndarray(format="gray16le" if deep else "gray")
-    elif not layout.is_rgb and layout.name != "pal8":
+    if _is_yuv(frame):
         return _rgb_from_yuv(frame)
+    if layout.name.startswith("gray"):
+        return frame.to_ndarray(format="gray16le" if deep else "gray")
     target = ("rgba64le" if alpha else "rgb48le") if deep else ("rgba" if alpha or layout.name == "pal8" else "rgb24")
     return frame.to_ndarray(format=target)
+
+
+def _is_yuv(frame: VideoFrame) -> bool:
+    name = frame.format.name
+    return not (frame.format.is_rgb or name == "pal8" or name.startswith(("gray", "ya", "mono")))
 
 
 def _rgb_from_yuv(frame: VideoFrame) -> np.ndarray:
@@ -144,7 +148,7 @@ def _rgb_from_yuv(frame: VideoFrame) -> np.ndarray:
     # Full chroma interpolation (0x2000 out, 0x4000 in) and accurate rounding (0x40000): flat colours come out exact.
     flags |= 0x2000 | 0x4000 | 0x40000
     return frame.reformat(
-        format="rgb24",
+        format="rgba" if len(frame.format.components) == 4 else "rgb24",
         src_colorspace=_MATRIX.get(int(frame.colorspace), _BT601),
         src_color_range=_FULL if full else _LIMITED,
         dst_color_range=_FULL,

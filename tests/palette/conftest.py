@@ -80,10 +80,14 @@ def encode(
     stamps: Sequence[int] | None = None,
     tick: Fraction = Fraction(1, 1000),
     colour: tuple[int, int] | None = None,
+    tag: int | None = None,
     source_format: str = "rgb24",
     options: dict[str, str] | None = None,
 ) -> Path:
-    """Write frames with a real encoder. `colour` = (swscale matrix, 1 limited or 2 full), converted and tagged so."""
+    """Write frames with a real encoder. `colour` = (swscale matrix, 1 limited or 2 full), converted and tagged so.
+
+    `tag` is another matrix to claim in the file.
+    """
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=rate)
         stream.height, stream.width = frames[0].shape[:2]
@@ -92,17 +96,15 @@ def encode(
         if stamps is not None:
             stream.codec_context.time_base = tick
         if colour is not None:
-            stream.codec_context.colorspace, stream.codec_context.color_range = (
-                {5: 6}.get(colour[0], colour[0]),
-                colour[1],
-            )
+            claimed = tag or {5: 6}.get(colour[0], colour[0])  # swscale numbers BT.601 as 5, files as 6
+            stream.codec_context.colorspace, stream.codec_context.color_range = claimed, colour[1]
         for index, pixels in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format=source_format)
             if colour is not None:
                 frame = frame.reformat(
                     format=pix_fmt, dst_colorspace=colour[0], src_color_range=2, dst_color_range=colour[1]
                 )
-                frame.colorspace, frame.color_range = {5: 6}.get(colour[0], colour[0]), colour[1]
+                frame.colorspace, frame.color_range = claimed, colour[1]
             if stamps is not None:
                 frame.pts, frame.time_base = stamps[index], tick
             container.mux(stream.encode(frame))

@@ -33,7 +33,7 @@ def test_lossless_rgb_video_is_bit_exact(tmp_path, small, write_video, name, cod
     clip = clip_from_video(write_video(tmp_path / name, colours, codec, pix_fmt), reference_size=SMALL)
     assert (clip.frames, clip.size) == (8, (192, 320))
     assert np.array_equal(np.stack(list(clip.open())), ids)
-    assert not any(doubtful.any() for _, doubtful in clip.labels())
+    assert not any(frame.doubtful.any() for frame in clip.label_frames())
     assert read_legend(clip).exact == 1
 
 
