@@ -34,7 +34,8 @@ def model_names(kind: str, also: tuple[str, ...] = ()) -> list[str]:
     for folder in (kind, *also):
         names += [n for n in folder_paths.get_filename_list(folder) if n.endswith((".safetensors", ".json"))]
     bundled = sorted((ASSETS / kind).glob("*.safetensors")) if (ASSETS / kind).is_dir() else []
-    return [*dict.fromkeys(names), *(EXAMPLE + path.name for path in bundled)]
+    first = [path.name for path in bundled if "-of-" not in path.name or "-00001-of-" in path.name]
+    return [*dict.fromkeys(names), *(EXAMPLE + name for name in first)]
 
 
 def model_path(name: str, kind: str, also: tuple[str, ...] = ()) -> Path:
@@ -47,9 +48,10 @@ def model_path(name: str, kind: str, also: tuple[str, ...] = ()) -> Path:
         found = folder_paths.get_full_path(folder, name)
         if found:
             return Path(found)
-    places = " or ".join(folder_paths.get_folder_paths(kind)[:1])
+    places = folder_paths.get_folder_paths(kind)
+    place = next((place for place in places if Path(place).name == kind), places[0])  # some kinds have older names too
     raise FileNotFoundError(
-        f"model file {name!r} is not there; put it into {places} and refresh the page, or pick another file"
+        f"model file {name!r} is not there; put it into {place} and refresh the page, or pick another file"
     )
 
 
@@ -71,7 +73,9 @@ def text_encoder_path(name: str) -> Path:
     """The folder picked from `text_encoder_folders`."""
     import folder_paths
 
-    bases = [str(ASSETS / "text_encoders")] if name.startswith(EXAMPLE) else folder_paths.get_folder_paths("text_encoders")
+    bases = (
+        [str(ASSETS / "text_encoders")] if name.startswith(EXAMPLE) else folder_paths.get_folder_paths("text_encoders")
+    )
     for base in bases:
         folder = Path(base) / name.removeprefix(EXAMPLE)
         if (folder / "config.json").is_file():

@@ -97,7 +97,7 @@ class SemanticPaletteEncodeNode(io.ComfyNode):
         coverage = RELEASE.coverage(clip.frames)
         report = f"{legend.as_text()}\n{clip.frames} frames, {coverage.chunks} chunks with the release schedule"
         log.info("Semantic Palette Encode: %s", report.replace("\n", "; "))
-        picture = torch.from_numpy(np.asarray(legend.picture())).float() / 255
+        picture = torch.from_numpy(np.array(legend.picture())).float() / 255
         return io.NodeOutput(clip, picture[None], report)
 
 
@@ -111,9 +111,8 @@ def open_clip(
     colours = load_palette(palette)
     if images is not None:
         return clip_from_frames(images, colours, reference_size, fps=fps)
-    source = video.get_stream_source() if isinstance(video, InputImpl.VideoFromFile) else None
-    if isinstance(source, str):
-        return clip_from_video(source, colours, reference_size)
+    if isinstance(video, InputImpl.VideoFromFile):
+        return clip_from_video(video.get_stream_source(), colours, reference_size)
     # A video made of frames in memory: asking it for a stream would compress the labels.
     parts = video.get_components()
     return clip_from_frames(parts.images, colours, reference_size, fps=parts.frame_rate)

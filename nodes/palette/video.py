@@ -48,9 +48,11 @@ class VideoSource:
             self._longest_gap = max((b - a for a, b in pairwise(stamps)), default=1)
             with self._open() as container:
                 first = next(container.decode(self._stream(container)), None)
+        except ClipError:
+            raise
         except _av_errors() as error:
             raise ClipError(
-                f"{self.name} could not be read ({error}); a video file is needed. Play it in a video player to "
+                f"{self.name} could not be read ({_reason(error)}); a video file is needed. Play it in a video player to "
                 f"check it, or export it again as MP4 or MKV."
             ) from error
         if first is None:
@@ -96,7 +98,7 @@ class VideoSource:
                     decoded += 1
         except _av_errors() as error:
             raise ClipError(
-                f"{self.name} is damaged after frame {decoded} ({error}); all {self.timeline.source_frames} frames are "
+                f"{self.name} is damaged after frame {decoded} ({_reason(error)}); all {self.timeline.source_frames} frames are "
                 f"needed. Export the clip again."
             ) from error
         if latest is None or self._last_stamp - latest_stamp > 2 * self._longest_gap:
@@ -180,6 +182,11 @@ def _is_cover(stream: Any) -> bool:
 
 def _kinds(container: InputContainer) -> str:
     return ", ".join(sorted({stream.type for stream in container.streams})) or "no streams"
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without FFmpeg's error number."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _av_errors() -> tuple[type[BaseException], ...]:

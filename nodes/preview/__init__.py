@@ -1,5 +1,5 @@
 """What leaves a render: the video file."""
 
-from .video_file import VideoFile, VideoFileError, to_pixels
+from .video_file import VideoFile, VideoFileError, playable_frames, to_pixels
 
-__all__ = ["VideoFile", "VideoFileError", "to_pixels"]
+__all__ = ["VideoFile", "VideoFileError", "playable_frames", "to_pixels"]

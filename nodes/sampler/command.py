@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..codec import load_decoder, load_encoder, usual_dtype
-from ..loader import H3Model, load_h3
+from ..loader import load_h3, open_checkpoint
 from ..look import encode_text, load_picture, make_look, prepare_picture, prompt_warnings, with_picture_latent
+from ..look.encoder_files import encoder_folder
 from ..palette import SemanticClip, clip_from_video, load_palette
 from ..preview import VideoFile
 from ..schedule import Schedule
 from .grids import TimeGrid
 from .latent_file import Fingerprint
-from .render import RenderedChunk, RenderError, Settings, check_inputs, conditions_for, render
+from .render import RenderError, Settings, check_inputs, check_settings, conditions_for, render
 from .report import RenderReport
 
 RELEASE_SIZE = (768, 1344)
@@ -37,9 +39,8 @@ def parse_size(text: str, name: str) -> Size:
     return height, width
 
 
-def sizes_for(model: H3Model, size: str | None, reference_size: str | None) -> tuple[Size, Size]:
-    """(video, map) sizes: as asked, else what the checkpoint says of itself, else the released profile, turned for portrait."""
-    stated = model.metadata
+def sizes_for(stated: Mapping[str, str], size: str | None, reference_size: str | None) -> tuple[Size, Size]:
+    """(video, map) sizes: as asked, else as `stated` in the checkpoint, else the released profile, turned for portrait."""
     video = parse_size(size or stated.get("size", "1344x768"), "size")
     wanted = reference_size or (None if size else stated.get("reference_size"))
     if wanted is not None:
@@ -48,20 +49,27 @@ def sizes_for(model: H3Model, size: str | None, reference_size: str | None) -> t
 
 
 def render_command(args: Namespace) -> int:
-    """Render one clip; prints progress on the way and the figures at the end."""
+    """Render one clip; prints progress on the way and the figures at the end.
+
+    What can be wrong is looked at before anything large is loaded, and all of it before the model runs.
+    """
     device, dtype = torch.device(args.device), DTYPES[args.dtype]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RenderError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
-    out = writable_target(Path(args.out))
     settings = Settings(Schedule.parse(args.schedule), TimeGrid.trailing(args.steps), args.seed, args.attention)
-    prompt = Path(args.prompt_file).read_text(encoding="utf-8").rstrip("\n")
+    check_settings(settings)
+    inputs = (args.clip, args.picture, args.prompt_file, args.model, args.encoder, args.decoder)
+    out = writable_target(Path(args.out), "video", inputs)
+    latents_out = writable_target(Path(args.save_latents), "latents", (*inputs, out)) if args.save_latents else None
+    prompt = read_prompt(Path(args.prompt_file))
+    encoder_folder(args.text_encoder)
+    size, reference_size = sizes_for(open_checkpoint(args.model).metadata, args.size, args.reference_size)
+    clip = clip_from_video(args.clip, load_palette(args.palette), reference_size)
+    prepared = prepare_picture(load_picture(args.picture), size)
 
     model = load_h3(args.model, dtype=dtype, device=device)
-    size, reference_size = sizes_for(model, args.size, args.reference_size)
-    clip = clip_from_video(args.clip, load_palette(args.palette), reference_size)
     encoder = load_encoder(args.encoder, device=device, dtype=codec_dtype(args.encoder, dtype, device))
     decoder = load_decoder(args.decoder, device=device, dtype=codec_dtype(args.decoder, dtype, device))
-    prepared = prepare_picture(load_picture(args.picture), size)
     for note in (prepared.note, *prompt_warnings(prompt)):
         print(note)
     states = encode_text(args.text_encoder, prompt, prepared.rgb, device=device, dtype=dtype)
@@ -71,23 +79,23 @@ def render_command(args: Namespace) -> int:
 
     conditions = conditions_for(clip, look, model, encoder)
     report, fingerprint = RenderReport(settings, clip.frames), Fingerprint()
-    kept: list[RenderedChunk] = []
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
     with VideoFile(out, look.size) as video:
         for chunk in render(clip, look, model, encoder, decoder, settings, conditions=conditions):
             video.add(chunk.frames)
             report.add(chunk)
             fingerprint.add(chunk.video, chunk.audio)
-            if args.save_latents:
-                kept.append(chunk)
+            if latents_out:
+                kept.append((chunk.video, chunk.audio, chunk.reference))
             steps = " ".join(f"{ms:.0f}" for ms in chunk.step_ms)
             print(
                 f"chunk {chunk.index + 1}/{chunk.total}: {report.frames}/{clip.frames} frames, "
                 f"encode {chunk.encode_ms:.0f} ms, steps {steps} ms, decode {chunk.decode_ms:.0f} ms",
                 flush=True,
             )
-    if args.save_latents:
-        inputs = {"text": look.text, "tags": look.tags, "picture": conditions.picture}
-        save_latents(Path(args.save_latents), kept, inputs, settings, clip, args.dtype)
+    if latents_out:
+        consumed = {"text": look.text, "tags": look.tags, "picture": conditions.picture}
+        save_latents(latents_out, kept, consumed, settings, clip, args.dtype)
     figures = report.as_dict(fingerprint.hexdigest())
     print(
         f"{out}: {figures['frames']} frames in {figures['render_seconds']} s, latents sha256 {figures['latents_sha256']}"
@@ -100,33 +108,61 @@ def codec_dtype(path: Path, dtype: torch.dtype, device: torch.device) -> torch.d
     return dtype if dtype == torch.float32 else usual_dtype(path, device)
 
 
-def writable_target(path: Path) -> Path:
-    """`path`, once its folder exists and can be written to; asked before any model is loaded."""
-    folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir():
-        raise RenderError(f"the video cannot be written to {path}; name a file in an existing folder you may write to")
+def read_prompt(path: Path) -> str:
+    """The text of a prompt file without its last line end."""
+    try:
+        prompt = path.read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise RenderError(f"the prompt file {path} cannot be read ({error.strerror}); name a text file") from error
+    except UnicodeDecodeError as error:
+        raise RenderError(
+            f"the prompt file {path} is not UTF-8 text (byte {error.start + 1} is wrong); save it again as UTF-8"
+        ) from error
+    if not prompt.strip():
+        raise RenderError(f"the prompt file {path} is empty; write the prompt into it")
+    return prompt
+
+
+def writable_target(path: Path, what: str, inputs: Iterable[Path]) -> Path:
+    """`path`, once it is seen that it can be written and is none of the `inputs`; an existing file stays as it is."""
+    if path.resolve() in [Path(other).resolve() for other in inputs]:
+        raise RenderError(f"the {what} would overwrite {path}, which this render needs; name another file")
+    fresh = not os.path.lexists(path)
+    try:
+        path.open("ab").close()
+        if fresh:
+            path.unlink()
+    except OSError as error:
+        raise RenderError(
+            f"the {what} cannot be written to {path} ({error.strerror}); name a file in an existing folder you may write to"
+        ) from error
     return path
 
 
 def save_latents(
     path: Path,
-    chunks: list[RenderedChunk],
-    inputs: dict[str, Tensor],
+    chunks: list[tuple[Tensor, Tensor, Tensor]],
+    consumed: dict[str, Tensor],
     settings: Settings,
     clip: SemanticClip,
     dtype: str,
 ) -> None:
-    """Write everything needed to recompute the render with another implementation, float32, whole chunks, untrimmed."""
+    """Write everything needed to recompute the render with another implementation, float32, whole chunks, untrimmed.
+
+    `chunks` are (video, audio, reference) of `RenderedChunk`; `consumed` is text, tags and picture.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     schedule, grid = settings.schedule, settings.grid
+    video, audio, reference = zip(*chunks, strict=True)
     tensors = {
-        "video": torch.cat([chunk.video for chunk in chunks], dim=1),
-        "audio": torch.cat([chunk.audio for chunk in chunks], dim=2),
-        "reference": torch.cat([chunk.reference for chunk in chunks], dim=1),
-        "text": inputs["text"].float(),
-        "tags": inputs["tags"],
-        "picture": inputs["picture"].float(),
+        "video": torch.cat(video, dim=1),
+        "audio": torch.cat(audio, dim=2),
+        "reference": torch.cat(reference, dim=1),
+        "text": consumed["text"].float(),
+        "tags": consumed["tags"],
+        "picture": consumed["picture"].float(),
     }
     facts = {
         "seed": settings.seed,
@@ -142,4 +178,9 @@ def save_latents(
         "frames": clip.frames,
     }
     metadata = {name: json.dumps(value) for name, value in facts.items()}
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+    try:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+    except (OSError, SafetensorError) as error:
+        raise RenderError(
+            f"the latents cannot be written to {path} ({error}); the video is whole. Free disk space and render again"
+        ) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +38,7 @@ class Fingerprint:
 
 
 class LatentFile:
-    """Grows by one chunk at a time; `tensors` maps it afterwards."""
+    """Grows by one chunk at a time; `tensors` maps it afterwards. Raises `OSError` naming the folder when it cannot be written."""
 
     def __init__(self, video_path: Path, audio_path: Path) -> None:
         self._paths = video_path, audio_path
@@ -49,31 +51,41 @@ class LatentFile:
     def add(self, video: Tensor, audio: Tensor) -> None:
         """Append `video` [24, n, h, w] and `audio` [2, 32, a], float32."""
         by_time = video.transpose(0, 1).contiguous(), audio.permute(2, 0, 1).contiguous()
-        for file, latents in zip(self._files, by_time, strict=True):
-            file.write(latents.numpy().tobytes())
+        with self._named_errors():
+            for file, latents in zip(self._files, by_time, strict=True):
+                file.write(latents.numpy().tobytes())
         self._video_shape, self._audio_shape = tuple(by_time[0].shape[1:]), tuple(by_time[1].shape[1:])
         self.video_latents += video.shape[1]
         self.audio_latents += audio.shape[2]
 
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
     def discard(self) -> None:
-        """Close and delete the files."""
-        self.close()
-        for path in self._paths:
+        """Close and delete the files, whatever state they are in."""
+        for file, path in zip(self._files, self._paths, strict=True):
+            with suppress(OSError):
+                file.close()
             path.unlink(missing_ok=True)
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """The finished file as (video [1, 24, T, h, w], audio [1, 32, 2, A]), T of the form 5k+2 and A the sound of its frames."""
-        self.close()
+        with self._named_errors():
+            for file in self._files:
+                file.close()
         kept = native_length(self.video_latents)
         frames = frame_of_latent(kept)
         audio_kept = min(self.audio_latents, round(frames * AUDIO_HZ / FPS))
         video = _mapped(self._paths[0], (self.video_latents, *self._video_shape))[:kept]
         audio = _mapped(self._paths[1], (self.audio_latents, *self._audio_shape))[:audio_kept]
         return video.transpose(0, 1)[None], audio.permute(2, 1, 0)[None]
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"cannot write the latents to {self._paths[0].parent}: {error.strerror or error}; "
+                "free disk space there and render again"
+            ) from error
 
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from comfy_api.latest import io
@@ -14,7 +14,7 @@ from ..codec.node import HostDecoder, HostEncoder
 from ..loader.node import HostModel
 from ..look import Look
 from ..palette import SemanticClip
-from ..preview import VideoFile
+from ..preview import VideoFile, playable_frames
 from ..schedule import Schedule
 from ..sockets import CATEGORY, H3Decoder, H3Encoder, H3Look, H3ModelSocket, H3Schedule, SemanticClipSocket
 from .grids import MAX_STEPS, TimeGrid
@@ -23,7 +23,7 @@ from .latent_file import Fingerprint, LatentFile
 from .memory import working_bytes
 from .network import DENSE, PREFIX
 from .noise import DEFAULT_SEED
-from .render import Settings, check_inputs, geometry_of, render
+from .render import MAX_SEED, Settings, check_inputs, geometry_of, render
 from .report import RenderReport
 
 log = logging.getLogger(host.PACK)
@@ -54,7 +54,7 @@ class StreamSamplerNode(io.ComfyNode):
                     "seed",
                     default=DEFAULT_SEED,
                     min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
+                    max=MAX_SEED,
                     control_after_generate=True,
                     tooltip="Start of the random numbers. The same seed and inputs give the same video.",
                 ),
@@ -134,7 +134,7 @@ class StreamSamplerNode(io.ComfyNode):
         needed = working_bytes(
             model.h3.config,
             schedule,
-            geometry_of(clip, look, encoder.codec),
+            geometry_of(clip, look),
             len(look.text),
             steps,
             len(branches),
@@ -148,18 +148,18 @@ class StreamSamplerNode(io.ComfyNode):
 
         path = host.temporary_file(".mp4")
         latents = LatentFile(path.with_suffix(".video.f32"), path.with_suffix(".audio.f32"))
-        with host.on_device([model.patcher, encoder.patcher, decoder.patcher], needed), kept_on_failure(path, latents):
-            chunks = render(clip, look, model.h3, encoder.codec, decoder.codec, settings, on_step=after_step)
-            with VideoFile(path, look.size) as video:
+        patchers = [model.patcher, encoder.patcher, decoder.patcher]
+        chunks = render(clip, look, model.h3, encoder.codec, decoder.codec, settings, on_step=after_step)
+        with kept_on_failure(path, latents):
+            with host.on_device(patchers, needed), closing(chunks), VideoFile(path, look.size) as video:
                 for chunk in chunks:
                     video.add(chunk.frames)
                     latents.add(chunk.video, chunk.audio)
                     fingerprint.add(chunk.video, chunk.audio)
                     report.add(chunk)
                     show((chunk.index + 1) * steps, chunk.frames[-1] if len(chunk.frames) else None)
-        return io.NodeOutput(
-            host.video_from_file(path), host.latent_pair(*latents.tensors()), report.as_json(fingerprint.hexdigest())
-        )
+            latent = host.latent_pair(*latents.tensors())
+        return io.NodeOutput(host.video_from_file(path), latent, report.as_json(fingerprint.hexdigest()))
 
 
 def branches_for(guidance: str, text_scale: float, structure_scale: float, look: Look) -> tuple[Branch, ...]:
@@ -178,22 +178,19 @@ def kept_on_failure(path: Path, latents: LatentFile) -> Iterator[None]:
     except BaseException:
         latents.discard()
         if path.is_file():
-            frames = playable_frames(path)
-            if frames:
-                log.warning(
-                    "H3 Stream Sampler stopped early; its first %d frames are in %s", frames, host.keep_partial(path)
-                )
-            else:
-                path.unlink()
+            keep_playable(path)
         raise
 
 
-def playable_frames(path: Path) -> int:
-    """Frames that can be read from an unfinished file; 0 if none."""
-    import av
-
+def keep_playable(path: Path) -> None:
+    """Move an unfinished video to the output folder and say so, or delete it when it holds no frame."""
+    frames = playable_frames(path)
+    if not frames:
+        path.unlink()
+        return
     try:
-        with av.open(str(path)) as container:
-            return sum(packet.size > 0 for packet in container.demux(container.streams.video[0]))
-    except (av.FFmpegError, IndexError):
-        return 0
+        kept = host.keep_partial(path)
+    except OSError as error:
+        log.warning("H3 Stream Sampler could not move what is done to the output folder: %s", error)
+        kept = path
+    log.warning("H3 Stream Sampler stopped early; its first %d frames are in %s", frames, kept)

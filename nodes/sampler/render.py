@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,8 @@ from .guidance import SINGLE, Branch
 from .network import DENSE, PREFIX, Conditions, Network
 from .noise import DEFAULT_SEED
 from .rollout import Rollout
+
+MAX_SEED = 2**64 - 1  # torch's generator takes 64 bits
 
 
 class RenderError(ValueError):
@@ -52,10 +54,25 @@ class RenderedChunk:
     prefills: int  # prefix forwards so far, over all chunks
 
 
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that no input can make right. Raises `RenderError`."""
+    if not 0 <= settings.seed <= MAX_SEED:
+        raise RenderError(
+            f"seed is {settings.seed}; a whole number from 0 to {MAX_SEED} is needed. Use for example {DEFAULT_SEED}"
+        )
+    if settings.attention not in (PREFIX, DENSE):
+        raise RenderError(f"attention is {settings.attention!r}; choose {PREFIX!r} or {DENSE!r}")
+    refusal = settings.schedule.prefix_bank_refusal
+    if settings.attention == PREFIX and refusal is not None:
+        raise RenderError(refusal)
+
+
 def check_inputs(
     clip: SemanticClip, look: Look, model: H3Model, settings: Settings, encoder: Encoder, decoder: Decoder
 ) -> None:
     """Refuse what cannot be rendered, before any model runs. Raises `RenderError` naming the input and the remedy."""
+    check_settings(settings)
+    geometry_of(clip, look)
     config = model.config
     check_look(look, text_dim=config.text_dim, size=look.size, channels=config.latent_channels)
     for name, codec in (("H3 encoder", encoder), ("H3 decoder", decoder)):
@@ -64,11 +81,6 @@ def check_inputs(
                 f"{name}: it works with {codec.latent_channels} latent channels and the model with "
                 f"{config.latent_channels}; load the codec made for MiniMax-H3 (24 channels)"
             )
-    if settings.attention not in (PREFIX, DENSE):
-        raise RenderError(f"attention is {settings.attention!r}; choose {PREFIX!r} or {DENSE!r}")
-    refusal = settings.schedule.prefix_bank_refusal
-    if settings.attention == PREFIX and refusal is not None:
-        raise RenderError(refusal)
 
 
 def device_of(model: H3Model) -> torch.device:
@@ -76,12 +88,9 @@ def device_of(model: H3Model) -> torch.device:
     return model.model.rope.inv_freq.device
 
 
-def geometry_of(clip: SemanticClip, look: Look, encoder: Encoder) -> Geometry:
+def geometry_of(clip: SemanticClip, look: Look) -> Geometry:
     """Latent grids of the render: the video's is the picture's, the map's comes from the clip."""
-    height, width = clip.reference_size
-    ratio = encoder.spatial_ratio
-    target = (look.size[0] // ratio, look.size[1] // ratio)
-    return Geometry(target=target, reference=(height // ratio, width // ratio), picture=target)
+    return Geometry.from_sizes(target=look.size, reference=clip.reference_size, picture=look.size)
 
 
 def conditions_for(clip: SemanticClip, look: Look, model: H3Model, encoder: Encoder) -> Conditions:
@@ -94,7 +103,7 @@ def conditions_for(clip: SemanticClip, look: Look, model: H3Model, encoder: Enco
         tags=look.tags.to(device),
         media_rows=look.media_rows,
         picture=picture.to(device),
-        geometry=geometry_of(clip, look, encoder),
+        geometry=geometry_of(clip, look),
     )
 
 
@@ -108,7 +117,7 @@ def render(
     *,
     conditions: Conditions | None = None,
     on_step: Callable[[int, int], None] = lambda chunk, step: None,
-) -> Iterator[RenderedChunk]:
+) -> Generator[RenderedChunk, None, None]:
     """Render `clip` in the look given, chunk by chunk, exactly as many frames as the clip has.
 
     Chunks are always full: the clip is continued by its last frame and the result trimmed. `on_step(chunk, step)` runs
