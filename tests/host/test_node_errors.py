@@ -1,0 +1,493 @@
+"""Node classes with bad input, run in this process against ComfyUI's own modules: clear errors, nothing left behind."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from streamrender_h3.nodes.codec.tae_stream import TAEDecoderStream
+from streamrender_h3.nodes.model import H3
+from streamrender_h3.nodes.palette import RACING
+from streamrender_h3.nodes.preview import VideoFile, VideoFileError, playable_frames
+from streamrender_h3.nodes.sampler import RenderError
+from streamrender_h3.nodes.sampler.latent_file import LatentFile
+from streamrender_h3.workflows.nano.weights import TINY, WeightFiles, write_weights
+
+SIZE, MAP_SIZE = (64, 96), (64, 64)
+FRAMES = 46  # three chunks
+SAMPLER = {
+    "seed": 1,
+    "steps": 2,
+    "guidance": "fitted (one call)",
+    "text_scale": 1.5,
+    "structure_scale": 3.0,
+    "attention": "prefix bank",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """ComfyUI's modules in this process, with folders of their own, and the pack's nodes."""
+
+    base: Path
+    weights: WeightFiles
+    nodes: dict[str, Any]
+
+    def run(self, node: str, **inputs: Any) -> Any:
+        """What the node's outputs are, called as ComfyUI calls it."""
+        kind = self.nodes[f"SRH3_{node}"]
+        return kind.PREPARE_CLASS_CLONE({}).execute(**inputs).args
+
+    @property
+    def temporary(self) -> list[Path]:
+        return [path for path in (self.base / "temp").rglob("*") if path.is_file()]
+
+    @property
+    def partials(self) -> list[Path]:
+        return sorted((self.base / "output").rglob("*.mp4"))
+
+
+@pytest.fixture(scope="module")
+def host(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Host:
+    base = tmp_path_factory.mktemp("base")
+    for folder in ("input", "output", "temp", "user", "models"):
+        (base / folder).mkdir()
+    weights = write_weights(base / "models", seed=4)
+    sys.path.insert(0, str(comfyui))
+    try:
+        args = importlib.import_module("comfy.cli_args").args
+        args.cpu, args.base_directory = True, str(base)
+        folder_paths = importlib.import_module("folder_paths")
+        for kind in ("input", "output", "temp", "user"):
+            getattr(folder_paths, f"set_{kind}_directory")(str(base / kind))
+        room = importlib.import_module("streamrender_h3.nodes.node")
+    finally:
+        sys.path.remove(str(comfyui))
+    sys.path.append(str(comfyui))  # ComfyUI imports more of itself later
+    return Host(base, weights, {node.GET_SCHEMA().node_id: node for node in room.NODES})
+
+
+@pytest.fixture(autouse=True)
+def clean(host: Host) -> None:
+    for path in [*host.temporary, *host.partials]:
+        path.unlink()
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every forward of the transformer."""
+    original, ran = H3.forward, []
+
+    def watched(self: H3, *args: Any, **kwargs: Any) -> Any:
+        ran.append(1)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(H3, "forward", watched)
+    return ran
+
+
+def class_frames(count: int, size: tuple[int, int] = MAP_SIZE) -> torch.Tensor:
+    """IMAGE batch: sky over road, a car that drives."""
+    frames = np.empty((count, *size, 3), np.uint8)
+    frames[:, :30], frames[:, 30:] = RACING.colours[11], RACING.colours[1]
+    for k in range(count):
+        frames[k, 40:52, k % 50 : k % 50 + 12] = RACING.colours[12]
+    return torch.from_numpy(frames).float() / 255
+
+
+PICTURE = torch.full((1, *SIZE, 3), 0.4)
+PALETTE_ENCODE = {"palette": "racing", "reference_width": 64, "reference_height": 64, "fps": 24.0}
+LOOK = {"picture": PICTURE, "prompt": "a road by the sea", "width": 96, "height": 64, "text_encoder": "none"}
+
+
+def conditioning(rows: int = 9, width: int = TINY.text_dim, **extras: Any) -> list[list[Any]]:
+    """CONDITIONING as native H3 nodes make it: four picture rows, then text."""
+    text = torch.randn(1, rows, width, generator=torch.Generator().manual_seed(0))
+    tags = torch.tensor([0 if 0 < k < 4 else 1 for k in range(rows)])
+    return [[text, {"minimax_token_tags": tags, **extras}]]
+
+
+@pytest.fixture(scope="module")
+def inputs(host: Host) -> dict[str, Any]:
+    """Good inputs of the sampler."""
+    codec = host.weights.codec.name
+    return {
+        "model": host.run("LoadModel", model_name=host.weights.model.name, dtype="fp32", qkv_order="auto")[0],
+        "clip": host.run("SemanticPaletteEncode", **PALETTE_ENCODE, images=class_frames(FRAMES))[0],
+        "look": host.run("Look", **LOOK, positive=conditioning())[0],
+        "schedule": host.run("StreamSchedule", preset="release (2, 2, 2, 7)", sink=0, window=0, chunk=1, bootstrap=1)[
+            0
+        ],
+        "encoder": host.run("LoadEncoder", encoder_name=codec, dtype="auto")[0],
+        "decoder": host.run("LoadDecoder", decoder_name=codec, dtype="auto")[0],
+        **SAMPLER,
+    }
+
+
+def refused(host: Host, node: str, *words: str, kind: type[Exception] = ValueError, **inputs: Any) -> None:
+    with pytest.raises(kind) as caught:
+        host.run(node, **inputs)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+
+
+# ------------------------------------------------------------------------------------------------------------- loaders
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "folder"),
+    [
+        ("LoadModel", "model_name", "diffusion_models"),
+        ("LoadEncoder", "encoder_name", "vae_approx"),
+        ("LoadDecoder", "decoder_name", "vae_approx"),
+    ],
+)
+def test_a_model_file_that_is_gone_is_named_with_its_folder(host, node, name, folder):
+    order = {"qkv_order": "auto"} if node == "LoadModel" else {}
+    values = {name: "gone.safetensors", "dtype": "auto", **order}
+    refused(host, node, "'gone.safetensors'", folder, "refresh the page", kind=FileNotFoundError, **values)
+
+
+def test_unknown_choices_of_the_loaders_are_named(host):
+    model, codec = host.weights.model.name, host.weights.codec.name
+    refused(host, "LoadModel", "'fp8'", "choose dtype from", model_name=model, dtype="fp8", qkv_order="auto")
+    refused(host, "LoadModel", "'mixed'", "qkv_order from", model_name=model, dtype="auto", qkv_order="mixed")
+    refused(host, "LoadEncoder", "Load H3 Encoder", "'fp8'", "choose one of", encoder_name=codec, dtype="fp8")
+    refused(host, "LoadDecoder", "Load H3 Decoder", "'fp8'", "choose one of", decoder_name=codec, dtype="fp8")
+
+
+def test_files_of_another_kind_are_refused(host):
+    model, codec = host.weights.model, host.weights.codec
+    (host.base / "models" / "vae_approx" / "h3.safetensors").write_bytes(model.read_bytes())
+    (host.base / "models" / "diffusion_models" / "tae.safetensors").write_bytes(codec.read_bytes())
+    refused(host, "LoadModel", "TAE", "Load H3 Encoder", model_name="tae.safetensors", dtype="auto", qkv_order="auto")
+    refused(host, "LoadEncoder", "no video codec of MiniMax-H3", encoder_name="h3.safetensors", dtype="auto")
+    refused(host, "LoadDecoder", "no video codec of MiniMax-H3", decoder_name="h3.safetensors", dtype="auto")
+
+
+# -------------------------------------------------------------------------------------------------------- palette encode
+
+
+def test_exactly_one_of_video_and_images_is_taken(host):
+    refused(host, "SemanticPaletteEncode", "neither 'video' nor 'images' is", "exactly one", **PALETTE_ENCODE)
+    both = {"video": object(), "images": class_frames(1)}
+    refused(host, "SemanticPaletteEncode", "both 'video' and 'images' are", "exactly one", **PALETTE_ENCODE, **both)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"palette": "rallye"}, ("'rallye'", "Choose a built-in name")),
+        ({"reference_width": 100}, ("100x64", "multiples of 32", "Set it to")),
+        ({"reference_height": 32}, ("64x32", "at least 64", "Set it to")),
+        ({"fps": -1.0}, ("frame rate is -1.0", "Set fps to 24")),
+        ({"images": class_frames(0)}, ("holds no frames", "Connect a clip that is not empty")),
+        ({"images": class_frames(2, (64, 60))}, ("60x64", "at least 64")),
+    ],
+)
+def test_a_clip_that_cannot_be_read_is_refused(host, changes, words):
+    refused(host, "SemanticPaletteEncode", *words, **{**PALETTE_ENCODE, "images": class_frames(2), **changes})
+
+
+def test_video_files_that_cannot_be_read_are_refused(host, tmp_path):
+    from comfy_api.latest import InputImpl
+
+    (tmp_path / "junk.mp4").write_bytes(b"\1\2\3" * 500)
+    for name in ("junk.mp4", "absent.mp4"):
+        video = InputImpl.VideoFromFile(str(tmp_path / name))
+        refused(host, "SemanticPaletteEncode", name, **PALETTE_ENCODE, video=video)
+
+
+def test_a_video_made_of_frames_keeps_its_labels_and_its_clock(host):
+    from comfy_api.latest import InputImpl, Types
+
+    parts = Types.VideoComponents(images=class_frames(10), audio=None, frame_rate=Fraction(12))
+    video = InputImpl.VideoFromComponents(parts)
+    clip, legend, report = host.run("SemanticPaletteEncode", **PALETTE_ENCODE, video=video)
+    assert clip.frames == 20 and "20 frames, 1 chunks" in report  # 12 fps becomes 24
+    first = next(clip.open())
+    assert {int(k) for k in np.unique(first)} == {1, 11, 12} and legend.shape[-1] == 3
+
+
+# ------------------------------------------------------------------------------------------------------------------ look
+
+
+def test_a_look_needs_a_text_source(host):
+    refused(host, "Look", "no text source", "connect 'clip' or 'positive'", **LOOK)
+    values = {**LOOK, "text_encoder": "gone"}
+    refused(host, "Look", "'gone'", "text_encoders", "config.json", kind=FileNotFoundError, **values)
+
+
+def test_an_empty_prompt_is_refused(host):
+    refused(host, "Look", "prompt is empty", **{**LOOK, "prompt": " ", "text_encoder": host.weights.text_encoder.name})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"width": 100}, ("output size 100x64", "multiples of 32", "Use for example")),
+        ({"height": 32}, ("output size 96x32", "at least 64", "Use for example")),
+        ({"picture": torch.zeros(2, *SIZE, 3)}, ("holds 2 images", "exactly one", "Image From Batch")),
+        ({"picture": torch.zeros(1, *SIZE)}, ("shape", "Connect an IMAGE output")),
+    ],
+)
+def test_a_picture_that_does_not_fit_is_refused(host, changes, words):
+    refused(host, "Look", *words, **{**LOOK, "positive": conditioning(), **changes})
+
+
+def test_a_picture_of_wrong_aspect_is_stretched_and_that_is_logged(host, caplog):
+    with caplog.at_level(logging.INFO, "streamrender_h3"):
+        look, picture = host.run("Look", **{**LOOK, "picture": torch.zeros(1, 64, 64, 3)}, positive=conditioning())
+    assert look.size == SIZE and picture.shape == (1, *SIZE, 3)
+    assert "stretched from 64x64 to 96x64" in caplog.text and "50 % too wide" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("positive", "words"),
+    [
+        (conditioning(minimax_keyframes=[object()]), ("keyframes", "ref_image_0")),
+        (conditioning(minimax_refs=[{"kind": "video"}]), ("video reference", "Semantic Palette Encode")),
+        (
+            conditioning(minimax_refs=[{"kind": "video_audio"}]),
+            ("video and audio reference", "Semantic Palette Encode"),
+        ),
+        (conditioning(minimax_refs=[{"kind": "image"}] * 2), ("2 reference pictures", "only ref_image_0")),
+        (conditioning() * 2, ("2 entries", "exactly one")),
+        ([], ("0 entries", "exactly one")),
+        (conditioning(minimax_token_tags=torch.ones(3, dtype=torch.long)), ("3 modality tags for 9 text rows",)),
+        (conditioning(minimax_token_tags=torch.full((9,), 2)), ("[2]", "Encode the prompt again")),
+        ([[torch.zeros(2, 9, 96), {}]], ("a batch of one", "Encode a single prompt")),
+    ],
+)
+def test_conditioning_that_does_not_fit_is_refused(host, positive, words):
+    refused(host, "Look", *words, **LOOK, positive=positive)
+
+
+def test_a_clip_of_another_type_is_refused(host):
+    class OtherClip:
+        def tokenize(self, text: str) -> None: ...
+
+    refused(host, "Look", "does not take pictures", "type to 'minimax'", **LOOK, clip=OtherClip())
+
+
+# -------------------------------------------------------------------------------------------------------------- schedule
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"preset": "fast"}, ("preset 'fast'", "choose one of")),
+        ({"chunk": 0}, ("chunk is 0", "at least 1", "Set chunk to 2")),
+        ({"sink": -1}, ("sink is -1", "at least 0")),
+        ({"bootstrap": 0}, ("bootstrap is 0", "Set bootstrap to 7")),
+    ],
+)
+def test_a_schedule_out_of_range_is_refused(host, changes, words):
+    values = {"preset": "custom", "sink": 2, "window": 2, "chunk": 2, "bootstrap": 7}
+    refused(host, "StreamSchedule", *words, **{**values, **changes})
+
+
+# --------------------------------------------------------------------------------------------------------------- sampler
+
+
+def test_the_good_inputs_are_good(host, inputs, forwards):
+    video, latent, metrics = host.run("StreamSampler", **inputs)
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES
+    assert len(forwards) == 2 + 2 * (2 + 2) - 2  # bootstrap, then two chunks of two steps and two prefills
+    assert host.partials == [] and '"frames": 46' in metrics and "samples" in latent
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention": "sparse"}, ("attention 'sparse'", "choose one of")),
+        ({"guidance": "magic"}, ("guidance 'magic'", "choose one of")),
+        ({"guidance": "chain (three calls)", "text_scale": 21.0}, ("text scale is 21.0", "from 0 to 20")),
+        ({"guidance": "chain (three calls)", "structure_scale": -1.0}, ("structure scale is -1.0", "from 0 to 20")),
+        ({"steps": 0}, ("steps is 0", "from 1 to 200")),
+        ({"seed": -1}, ("seed is -1", "from 0 to 18446744073709551615")),
+        ({"seed": 2**64}, ("seed is 18446744073709551616", "from 0 to 18446744073709551615")),
+    ],
+)
+def test_settings_out_of_range_are_refused_before_any_forward(host, inputs, forwards, changes, words):
+    refused(host, "StreamSampler", *words, **{**inputs, **changes})
+    assert not forwards and not host.temporary
+
+
+def test_a_sink_larger_than_the_bootstrap_is_refused_with_the_bank(host, inputs, forwards):
+    schedule = host.run("StreamSchedule", preset="custom", sink=4, window=2, chunk=2, bootstrap=3)[0]
+    words = ("sink is 4 units but the bootstrap makes only 3", "dense windows")
+    refused(host, "StreamSampler", *words, **{**inputs, "schedule": schedule})
+    assert not forwards and not host.temporary
+
+
+def test_text_of_another_width_is_refused_before_any_forward(host, inputs, forwards):
+    look = host.run("Look", **LOOK, positive=conditioning(width=80))[0]
+    refused(host, "StreamSampler", "80 wide", f"text_dim {TINY.text_dim}", **{**inputs, "look": look})
+    assert not forwards and not host.temporary
+
+
+def test_sizes_that_hide_a_remainder_are_refused_before_any_forward(host, inputs, forwards):
+    odd = replace(inputs["look"], rgb=torch.zeros(70, 96, 3, dtype=torch.uint8))
+    refused(host, "StreamSampler", "96x70", "multiples of 32", **{**inputs, "look": odd})
+    assert not forwards and not host.temporary
+
+
+@pytest.mark.parametrize("tags", [[0] * 9, [1] * 9], ids=["picture rows only", "no picture rows"])
+def test_chain_guidance_works_without_caption_or_picture_rows(host, inputs, tags):
+    positive = conditioning(minimax_token_tags=torch.tensor(tags))
+    look = host.run("Look", **LOOK, positive=positive)[0]
+    video, *_ = host.run("StreamSampler", **{**inputs, "look": look, "guidance": "chain (three calls)"})
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES
+
+
+# ----------------------------------------------------------------------------------------------------- stopped half-way
+
+
+def open_files(folder: Path) -> list[str]:
+    """Paths below `folder` that this process holds open or mapped (Linux)."""
+    links = [
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    ]
+    return [link for link in links if link.startswith(str(folder))]
+
+
+def stopped(host: Host, inputs: dict[str, Any], kind: type[BaseException], match: str | None = None) -> None:
+    """Run the sampler, which must stop with `kind`; no temporary file, open file or thread may be left."""
+    threads = threading.active_count()
+    with pytest.raises(kind, match=match):
+        host.run("StreamSampler", **inputs)
+    assert host.temporary == []
+    assert threading.active_count() == threads
+    if Path("/proc/self/fd").exists():
+        assert open_files(host.base / "temp") == []
+
+
+def at_forward(monkeypatch: pytest.MonkeyPatch, number: int, deed: Any) -> None:
+    original, calls = H3.forward, []
+
+    def counting(self: H3, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == number:
+            deed()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(H3, "forward", counting)
+
+
+def test_cancel_keeps_what_is_done_as_a_playable_file(host, inputs, monkeypatch, caplog):
+    from comfy import model_management
+
+    at_forward(monkeypatch, 7, model_management.interrupt_current_processing)  # first step of the third chunk
+    stopped(host, inputs, model_management.InterruptProcessingException)
+    (partial,) = host.partials
+    assert partial.parent.name == "streamrender_h3" and partial.name == "partial_00001.mp4"
+    assert playable_frames(partial) == 39
+    assert str(partial) in caplog.text
+
+    monkeypatch.undo()
+    video, *_ = host.run("StreamSampler", **inputs)  # the same again is not disturbed
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES
+
+
+def test_cancel_before_the_first_chunk_leaves_nothing(host, inputs, monkeypatch):
+    from comfy import model_management
+
+    at_forward(monkeypatch, 1, model_management.interrupt_current_processing)
+    stopped(host, inputs, model_management.InterruptProcessingException)
+    assert host.partials == []
+
+
+def test_partial_files_get_numbers_of_their_own(host, inputs, monkeypatch):
+    from comfy import model_management
+
+    for _ in range(2):
+        at_forward(monkeypatch, 4, model_management.interrupt_current_processing)
+        stopped(host, inputs, model_management.InterruptProcessingException)
+        monkeypatch.undo()
+    assert [path.name for path in host.partials] == ["partial_00001.mp4", "partial_00002.mp4"]
+
+
+def test_a_decoder_that_raises_keeps_what_is_done(host, inputs, monkeypatch):
+    push, calls = TAEDecoderStream.push, []
+
+    def failing(self: TAEDecoderStream, latents: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("the decoder is out of memory")
+        return push(self, latents)
+
+    monkeypatch.setattr(TAEDecoderStream, "push", failing)
+    stopped(host, inputs, RuntimeError, "the decoder is out of memory")
+    assert [playable_frames(path) for path in host.partials] == [30]
+
+
+def test_a_full_disk_keeps_what_is_done(host, inputs, monkeypatch):
+    add, calls = VideoFile.add, []
+
+    def full(self: VideoFile, frames: torch.Tensor) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise VideoFileError("cannot write the video: No space left on device")
+        add(self, frames)
+
+    monkeypatch.setattr(VideoFile, "add", full)
+    stopped(host, inputs, VideoFileError, "No space left on device")
+    assert len(host.partials) == 1
+
+
+def test_a_disk_too_full_for_latents_is_told_with_the_folder(host, inputs, monkeypatch):
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    opened = LatentFile.__init__
+
+    def full(self: LatentFile, video: Path, audio: Path) -> None:
+        opened(self, video, audio)
+        for file in self._files:
+            file.close()
+        self._files = (Full(), Full())
+
+    monkeypatch.setattr(LatentFile, "__init__", full)
+    stopped(
+        host, inputs, OSError, rf"cannot write the latents to {host.base}.*No space left on device; free disk space"
+    )
+
+
+def test_a_model_that_does_not_fit_into_memory_leaves_no_files(host, inputs, monkeypatch):
+    from comfy import model_management
+
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model_management, "load_models_gpu", no_memory)
+    stopped(host, inputs, RuntimeError, "out of memory")
+    assert host.partials == []
+
+
+def test_an_output_folder_that_cannot_be_written_does_not_hide_the_error(host, inputs, monkeypatch, caplog):
+    import folder_paths
+
+    (host.base / "file").write_text("x")
+    monkeypatch.setattr(folder_paths, "get_output_directory", lambda: str(host.base / "file" / "output"))
+    at_forward(monkeypatch, 4, lambda: (_ for _ in ()).throw(RenderError("stop")))
+    with pytest.raises(RenderError, match="stop"):
+        host.run("StreamSampler", **inputs)
+    (left,) = host.temporary
+    assert playable_frames(left) == 30 and str(left) in caplog.text
