@@ -15,7 +15,9 @@ from . import Decoder, Encoder, load_decoder, load_encoder, usual_dtype
 
 KIND, ALSO = "vae_approx", ("vae",)
 DTYPES = {"auto": None, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-DTYPE_TOOLTIP = "Number format of the codec. 'auto' takes fp32 on the CPU, and on a GPU fp16 for a TAE and bf16 for the ViT."
+DTYPE_TOOLTIP = (
+    "Number format of the codec. 'auto' takes fp32 on the CPU, and on a GPU fp16 for a TAE and bf16 for the ViT."
+)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Drive:
             for start in range(0, count, BATCH)
         ]
         ids = torch.cat([ids.cpu() for ids, _ in parts])
-        frames = torch.cat([rgb.cpu() for _, rgb in parts])
+        frames = torch.cat([rgb.cpu() for _, rgb in parts if rgb is not None])
         scale = 255 if frames.dtype == torch.uint8 else 1
         return cls(ids, frames.float() / scale, prompt_for(track, appearance, device=device))
 
