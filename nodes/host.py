@@ -18,12 +18,25 @@ import torch
 from torch import Tensor, nn
 
 PACK = "streamrender_h3"
+CATEGORY = "StreamRender-H3"  # in the node menu
+
+# Names of the pack's own sockets: a public contract, shared graphs depend on them.
+SEMANTIC_CLIP, H3_LOOK, H3_MODEL = "SEMANTIC_CLIP", "H3_LOOK", "H3_MODEL"
+H3_SCHEDULE, H3_ENCODER, H3_DECODER = "H3_SCHEDULE", "H3_ENCODER", "H3_DECODER"
+
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "workflows" / "assets"
 EXAMPLE = "example/"
 EXAMPLE_INPUTS = ("semantic_clip.mp4", "picture.jpg")
 
 log = logging.getLogger(PACK)
+
+
+def socket(name: str) -> Any:
+    """The socket type called `name`, with its `Input` and `Output`."""
+    from comfy_api.latest import io
+
+    return io.Custom(name)
 
 
 def model_names(kind: str, also: tuple[str, ...] = ()) -> list[str]:

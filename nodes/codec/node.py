@@ -10,7 +10,7 @@ import torch
 from comfy_api.latest import io
 
 from .. import host
-from ..sockets import CATEGORY, H3Decoder, H3Encoder
+from ..host import CATEGORY, H3_DECODER, H3_ENCODER, socket
 from . import Decoder, Encoder, load_decoder, load_encoder, usual_dtype
 
 KIND, ALSO = "vae_approx", ("vae",)
@@ -62,7 +62,7 @@ class LoadEncoderNode(io.ComfyNode):
                 ),
                 io.Combo.Input("dtype", options=list(DTYPES), default="auto", tooltip=DTYPE_TOOLTIP),
             ],
-            outputs=[H3Encoder.Output("encoder", display_name="encoder")],
+            outputs=[socket(H3_ENCODER).Output("encoder", display_name="encoder")],
         )
 
     @classmethod
@@ -91,7 +91,7 @@ class LoadDecoderNode(io.ComfyNode):
                 ),
                 io.Combo.Input("dtype", options=list(DTYPES), default="auto", tooltip=DTYPE_TOOLTIP),
             ],
-            outputs=[H3Decoder.Output("decoder", display_name="decoder")],
+            outputs=[socket(H3_DECODER).Output("decoder", display_name="decoder")],
         )
 
     @classmethod

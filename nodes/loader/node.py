@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import io
 
 from .. import host
-from ..sockets import CATEGORY, H3ModelSocket
+from ..host import CATEGORY, H3_MODEL, socket
 from . import H3Model, load_h3
 
 KIND = "diffusion_models"
@@ -58,7 +58,7 @@ class LoadModelNode(io.ComfyNode):
                     "says so itself. A wrong choice gives noise.",
                 ),
             ],
-            outputs=[H3ModelSocket.Output("model", display_name="model")],
+            outputs=[socket(H3_MODEL).Output("model", display_name="model")],
         )
 
     @classmethod

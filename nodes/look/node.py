@@ -10,7 +10,7 @@ import torch
 from comfy_api.latest import io
 
 from .. import host
-from ..sockets import CATEGORY, H3Encoder, H3Look
+from ..host import CATEGORY, H3_ENCODER, H3_LOOK, socket
 from . import (
     LookCache,
     TextStates,
@@ -76,7 +76,7 @@ class LookNode(io.ComfyNode):
                     tooltip="A Qwen3-VL folder in models/text_encoders (config.json, tokenizer, safetensors). Used when "
                     "neither 'clip' nor 'positive' is connected. Results are kept on disk, so it runs once per prompt.",
                 ),
-                H3Encoder.Input(
+                socket(H3_ENCODER).Input(
                     "encoder",
                     optional=True,
                     tooltip="Encodes the picture now. Leave it open and the sampler does it with its own encoder.",
@@ -95,7 +95,7 @@ class LookNode(io.ComfyNode):
                 ),
             ],
             outputs=[
-                H3Look.Output("look", display_name="look"),
+                socket(H3_LOOK).Output("look", display_name="look"),
                 io.Image.Output(
                     "prepared_picture", display_name="picture", tooltip="The picture as the model sees it."
                 ),

@@ -10,8 +10,8 @@ import torch
 from comfy_api.latest import InputImpl, io
 
 from .. import host
+from ..host import CATEGORY, SEMANTIC_CLIP, socket
 from ..schedule import RELEASE
-from ..sockets import CATEGORY, SemanticClipSocket
 from . import SemanticClip, builtin_palettes, clip_from_frames, clip_from_video, load_palette, read_legend
 
 log = logging.getLogger(host.PACK)
@@ -72,7 +72,7 @@ class SemanticPaletteEncodeNode(io.ComfyNode):
                 ),
             ],
             outputs=[
-                SemanticClipSocket.Output("clip", display_name="clip"),
+                socket(SEMANTIC_CLIP).Output("clip", display_name="clip"),
                 io.Image.Output(
                     "legend", display_name="legend", tooltip="Each class with its colour and its share of the clip."
                 ),

@@ -11,12 +11,12 @@ from comfy_api.latest import io
 
 from .. import host
 from ..codec.node import HostDecoder, HostEncoder
+from ..host import CATEGORY, H3_DECODER, H3_ENCODER, H3_LOOK, H3_MODEL, H3_SCHEDULE, SEMANTIC_CLIP, socket
 from ..loader.node import HostModel
 from ..look import Look
 from ..palette import SemanticClip
 from ..preview import VideoFile, playable_frames
 from ..schedule import Schedule
-from ..sockets import CATEGORY, H3Decoder, H3Encoder, H3Look, H3ModelSocket, H3Schedule, SemanticClipSocket
 from .grids import MAX_STEPS, TimeGrid
 from .guidance import SINGLE, STRUCTURE_SCALE, TEXT_SCALE, Branch, chain
 from .latent_file import Fingerprint, LatentFile
@@ -44,12 +44,12 @@ class StreamSamplerNode(io.ComfyNode):
             description="Paints the semantic clip in the given look, chunk by chunk, straight into a video file with exactly as "
             "many frames as the clip. Cancel keeps what is done as a playable file in output/streamrender_h3.",
             inputs=[
-                H3ModelSocket.Input("model", tooltip="From Load H3 Model."),
-                SemanticClipSocket.Input("clip", tooltip="From Semantic Palette Encode. Any length."),
-                H3Look.Input("look", tooltip="From H3 Look. It also sets the size of the video."),
-                H3Schedule.Input("schedule", tooltip="From H3 Stream Schedule."),
-                H3Encoder.Input("encoder", tooltip="From Load H3 Encoder."),
-                H3Decoder.Input("decoder", tooltip="From Load H3 Decoder."),
+                socket(H3_MODEL).Input("model", tooltip="From Load H3 Model."),
+                socket(SEMANTIC_CLIP).Input("clip", tooltip="From Semantic Palette Encode. Any length."),
+                socket(H3_LOOK).Input("look", tooltip="From H3 Look. It also sets the size of the video."),
+                socket(H3_SCHEDULE).Input("schedule", tooltip="From H3 Stream Schedule."),
+                socket(H3_ENCODER).Input("encoder", tooltip="From Load H3 Encoder."),
+                socket(H3_DECODER).Input("decoder", tooltip="From Load H3 Decoder."),
                 io.Int.Input(
                     "seed",
                     default=DEFAULT_SEED,

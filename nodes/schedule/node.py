@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..sockets import CATEGORY, H3Schedule
+from ..host import CATEGORY, H3_SCHEDULE, socket
 from . import RELEASE, TEACHER, Schedule
 
 CUSTOM = "custom"
@@ -64,7 +64,7 @@ class StreamScheduleNode(io.ComfyNode):
                     "used. Only with preset 'custom'.",
                 ),
             ],
-            outputs=[H3Schedule.Output("schedule", display_name="schedule")],
+            outputs=[socket(H3_SCHEDULE).Output("schedule", display_name="schedule")],
         )
 
     @classmethod
