@@ -22,7 +22,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 MUTED, BYPASSED = 2, 4  # LiteGraph node modes
-WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
+DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
+WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", DYNAMIC_COMBO}
 CONTROLS = {"fixed", "increment", "decrement", "randomize"}
 NOT_EXECUTED = {"Note", "MarkdownNote", "Reroute", "PrimitiveNode"}
 END_EVENTS = {"execution_success", "execution_error", "execution_interrupted"}
@@ -79,7 +80,9 @@ def widget_values(node: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str,
         named = {**stored, **(named or {})}
     queue = list(stored) if not isinstance(stored, Mapping) else []
     values: dict[str, Any] = {}
-    for name, kind, options in _widgets(info):
+    waiting = list(_widgets(info))
+    while waiting:
+        name, kind, options = waiting.pop(0)
         if named and name in named:
             values[name] = named[name]
         elif queue:
@@ -91,8 +94,12 @@ def widget_values(node: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str,
             values[name] = options["default"]
         elif isinstance(kind, list) and kind:
             values[name] = kind[0]
-        elif options.get("options"):
+        elif kind != DYNAMIC_COMBO and options.get("options"):
             values[name] = options["options"][0]
+        if kind == DYNAMIC_COMBO:  # the choice brings inputs of its own, called choice.input
+            chosen = next((o for o in options["options"] if o["key"] == values.get(name)), options["options"][0])
+            values[name] = chosen["key"]
+            waiting[:0] = [(f"{name}.{inner}", *rest) for inner, *rest in _widgets({"input": chosen["inputs"]})]
     return {name: {"__value__": value} if isinstance(value, list) else value for name, value in values.items()}
 
 

@@ -127,18 +127,20 @@ def command(
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a server process: unbuffered log, nothing written into the ComfyUI tree, no hub access."""
+    """A server's environment: unbuffered log, nothing written into the ComfyUI tree, no hub access, no PYTHONPATH."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     fixed = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **fixed, **(extra or {})}
+    return {**inherited, **fixed, **(extra or {})}
 
 
 def quick_test(
-    comfyui: Path, base: Path, *, root: Path = ROOT, env: Mapping[str, str] | None = None
+    comfyui: Path, base: Path, *, packs: Mapping[str, Path], env: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Let ComfyUI import everything and leave (`--quick-test-for-ci`); its exit code and log."""
-    prepare_base(base, {PACK: root})
+    """Let ComfyUI import this pack and `packs`, then leave (`--quick-test-for-ci`); its exit code and log."""
+    packs = {PACK: ROOT, **packs}
+    prepare_base(base, packs)
     run = subprocess.run(
-        command(comfyui, base, [PACK], ["--quick-test-for-ci"]),
+        command(comfyui, base, packs, ["--quick-test-for-ci"]),
         cwd=base,
         env=environment(env),
         stdin=subprocess.DEVNULL,

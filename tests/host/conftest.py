@@ -6,7 +6,6 @@ REQUIRE_COMFYUI=1. A failed test shows what the servers logged while it ran.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
@@ -112,7 +111,7 @@ class Headless:
 
     root: Path
     folder: Path
-    prompt: str
+    graph: dict[str, Any]
     done: dict[int, str]
 
     def latents_sha256(self, seed: int) -> str:
@@ -126,17 +125,21 @@ class Headless:
         self.latents_sha256(seed)
         return self.folder / f"{seed}.safetensors"
 
+    def _example(self, folder: str, node: str, field: str) -> Path:
+        name = Bench.inputs_of(self.graph, node)[field].removeprefix("example/")
+        return self.root / "workflows" / "assets" / folder / name
+
     def _render(self, seed: int) -> str:
-        assets = self.root / "workflows" / "assets"
-        (self.folder / "prompt.txt").write_text(self.prompt, encoding="utf-8")
+        words = Bench.inputs_of(self.graph, "SRH3_Look")["prompt"]
+        (self.folder / "prompt.txt").write_text(words, encoding="utf-8")
         clip, picture = write_clip(self.folder / "clip.mp4"), write_picture(self.folder / "picture.png")
         options = {
             "--picture": picture,
             "--prompt-file": self.folder / "prompt.txt",
-            "--text-encoder": next((assets / "text_encoders").iterdir()),
-            "--model": next((assets / "diffusion_models").glob("*.safetensors")),
-            "--encoder": next((assets / "vae_approx").glob("*.safetensors")),
-            "--decoder": next((assets / "vae_approx").glob("*.safetensors")),
+            "--text-encoder": self._example("text_encoders", "SRH3_Look", "text_encoder"),
+            "--model": self._example("diffusion_models", "SRH3_LoadModel", "model_name"),
+            "--encoder": self._example("vae_approx", "SRH3_LoadEncoder", "encoder_name"),
+            "--decoder": self._example("vae_approx", "SRH3_LoadDecoder", "decoder_name"),
             "--out": self.folder / f"{seed}.mp4",
             "--save-latents": self.folder / f"{seed}.safetensors",
             "--seed": seed,
@@ -144,9 +147,9 @@ class Headless:
             "--reference-size": Bench.REFERENCE,
             "--device": "cpu",
         }
-        words = [str(word) for pair in options.items() for word in pair]
+        arguments = [str(word) for pair in options.items() for word in pair]
         run = subprocess.run(
-            [sys.executable, str(self.root / "cli.py"), "render", str(clip), *words], capture_output=True, text=True
+            [sys.executable, str(self.root / "cli.py"), "render", str(clip), *arguments], capture_output=True, text=True
         )
         assert run.returncode == 0, run.stderr
         return run.stdout.split("latents sha256")[1].split()[0]
@@ -155,5 +158,4 @@ class Headless:
 @pytest.fixture(scope="session")
 def headless(repository: Path, tmp_path_factory: pytest.TempPathFactory, bench: Bench) -> Headless:
     """The same engine without ComfyUI, to compare with."""
-    prompt = bench.inputs_of(copy.deepcopy(bench.base), "SRH3_Look")["prompt"]
-    return Headless(repository, tmp_path_factory.mktemp("headless"), prompt, {})
+    return Headless(repository, tmp_path_factory.mktemp("headless"), bench.base, {})

@@ -17,7 +17,7 @@ from pathlib import Path
 import comfy_server
 import environment
 import pytest
-from bench import frames_of
+from bench import frames_of, write_clip
 
 TOP = {
     "LICENSE",
@@ -108,22 +108,27 @@ def test_the_archive_holds_what_a_user_needs_and_nothing_else(archive, copy):
         wanted = {str(path.relative_to(copy)) for path in (copy / folder).rglob("*") if path.is_file()}
         assert wanted <= names
     assert {path.name for path in (copy / "workflows").glob("*.json")} <= {Path(name).name for name in names}
-    assert archive.stat().st_size < 30e6
+    assert archive.stat().st_size < 100e6
 
 
 def test_a_render_runs_from_the_archive_through_comfy_cli(comfy_cli, archive, comfy_server_factory, tmp_path):
-    """`comfy run` opens the UI file, converts it itself and waits: an independent check of our graph file, too."""
+    """`comfy run` opens the UI file, converts it itself and waits: an independent check of our graph file, too.
+
+    The demo test renders the whole clip; here a shorter one lies under its name in the server's input folder.
+    """
     zipfile.ZipFile(archive).extractall(tmp_path / "pack")
     server = comfy_server_factory(root=tmp_path / "pack")
     workflow = tmp_path / "pack" / "workflows" / "semantic_to_video.json"
+    clip = next(n["widgets_values"][0] for n in json.loads(workflow.read_text())["nodes"] if n["type"] == "LoadVideo")
+    assert (server.base / "input" / clip).is_file()
+    write_clip(server.base / "input" / clip, frames=34, size=(256, 448))
     port = server.url.rsplit(":", 1)[1]
     done = comfy_cli(
         *("run", "--workflow", str(workflow), "--host", "127.0.0.1", "--port", port, "--wait", "--timeout", "400"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout
-    clip = next(n["widgets_values"][0] for n in json.loads(workflow.read_text())["nodes"] if n["type"] == "LoadVideo")
     (video,) = (server.base / "output").rglob("*.mp4")
-    assert frames_of(video)[0] == frames_of(server.base / "input" / clip)[0]
+    assert frames_of(video)[0] == 34
     assert comfy_server.import_trouble(server.log_text()) == []
     server.stop()

@@ -155,3 +155,26 @@ def test_progress_lines_name_the_node_and_come_once_a_quarter():
     lines = stream.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[-1].endswith("Working 100/100")
+
+
+CODEC = {
+    "options": [
+        {"key": "auto", "inputs": {"required": {}}},
+        {"key": "h264", "inputs": {"required": {"crf": ["FLOAT", {"default": 23.0}]}}},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (["auto"], {"codec": "auto"}),
+        (["h264", 18.0], {"codec": "h264", "codec.crf": 18.0}),
+        (["h264"], {"codec": "h264", "codec.crf": 23.0}),
+        ([], {"codec": "auto"}),
+    ],
+)
+def test_a_choice_with_inputs_of_its_own_takes_them_along(stored, expected):
+    info = {"Save": {"input": {"required": {"codec": ["COMFY_DYNAMICCOMBO_V3", CODEC]}}}}
+    prompt = to_api({"nodes": [node(1, "Save", values=stored)], "links": []}, info)
+    assert prompt["1"]["inputs"] == expected
