@@ -87,6 +87,8 @@ def main() -> None:
     parent = os.environ.pop(STOP_WITH_PARENT, None)
     if parent:
         _stop_with_parent(int(parent))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited from a shell that started us in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     install_companions()
     script = os.path.join(folder, "main.py")
     sys.path[0] = folder

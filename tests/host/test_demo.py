@@ -43,7 +43,7 @@ def test_the_demo_renders_the_shipped_workflow_and_keeps_its_server(
     url = re.search(r"keeps running at (http://[\d.:]+)", out).group(1)
     with urllib.request.urlopen(url + "/object_info/SRH3_StreamSampler") as answer:
         assert "SRH3_StreamSampler" in json.load(answer)
-    os.kill(int(re.search(r"kill (\d+)", out).group(1)), signal.SIGINT)
+    os.kill(int(re.search(r"kill (\d+)", out).group(1)), signal.SIGTERM)  # what the printed command sends
     kept.clear()
     for _ in range(200):
         try:
