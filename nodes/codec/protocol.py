@@ -32,9 +32,8 @@ class DecoderStream(Protocol):
         ...
 
 
-@runtime_checkable
-class Encoder(Protocol):
-    """RGB frames to latents, strictly causal: a latent exists as soon as its last frame arrived."""
+class Codec(Protocol):
+    """What encoders and decoders have in common."""
 
     latent_channels: int
     spatial_ratio: int  # pixels per latent cell and side
@@ -50,6 +49,11 @@ class Encoder(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+
+@runtime_checkable
+class Encoder(Codec, Protocol):
+    """RGB frames to latents, strictly causal: a latent exists as soon as its last frame arrived."""
 
     def stream(self) -> EncoderStream: ...
 
@@ -59,22 +63,7 @@ class Encoder(Protocol):
 
 
 @runtime_checkable
-class Decoder(Protocol):
+class Decoder(Codec, Protocol):
     """Latents to RGB frames, strictly causal with bounded memory."""
-
-    latent_channels: int
-    spatial_ratio: int  # pixels per latent cell and side
-    identity: str  # names the content of the weights file
-
-    @property
-    def layers(self) -> nn.Module:
-        """The weights; a host may move them to another device between streams."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
 
     def stream(self) -> DecoderStream: ...

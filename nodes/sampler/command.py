@@ -31,7 +31,7 @@ Size = tuple[int, int]
 
 
 def parse_size(text: str, name: str) -> Size:
-    """ "1344x768" (width x height) as (height, width)."""
+    """Width x height, such as 1344x768, as (height, width)."""
     try:
         width, height = (int(part) for part in text.lower().split("x"))
     except ValueError:
@@ -41,7 +41,8 @@ def parse_size(text: str, name: str) -> Size:
 
 def sizes_for(stated: Mapping[str, str], size: str | None, reference_size: str | None) -> tuple[Size, Size]:
     """(video, map) sizes: as asked, else as `stated` in the checkpoint, else the released profile, turned for portrait."""
-    video = parse_size(size or stated.get("size", "1344x768"), "size")
+    asked = size or stated.get("size")
+    video = parse_size(asked, "size") if asked else RELEASE_SIZE
     wanted = reference_size or (None if size else stated.get("reference_size"))
     if wanted is not None:
         return video, parse_size(wanted, "reference size")
@@ -154,7 +155,6 @@ def save_latents(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    schedule, grid = settings.schedule, settings.grid
     video, audio, reference = zip(*chunks, strict=True)
     tensors = {
         "video": torch.cat(video, dim=1),
@@ -164,19 +164,7 @@ def save_latents(
         "tags": consumed["tags"],
         "picture": consumed["picture"].float(),
     }
-    facts = {
-        "seed": settings.seed,
-        "grids": {"video": list(grid.video), "audio": list(grid.audio)},
-        "schedule": {
-            "sink": schedule.sink,
-            "window": schedule.window,
-            "chunk": schedule.chunk,
-            "bootstrap": schedule.bootstrap_units,
-        },
-        "attention": settings.attention,
-        "dtype": dtype,
-        "frames": clip.frames,
-    }
+    facts = {**settings.facts(), "dtype": dtype, "frames": clip.frames}
     metadata = {name: json.dumps(value) for name, value in facts.items()}
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,21 @@ class Settings:
     seed: int = DEFAULT_SEED
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
+
+    def facts(self) -> dict[str, Any]:
+        """Seed, noise levels, schedule and attention, ready for JSON: what another implementation needs to repeat a render."""
+        schedule = self.schedule
+        return {
+            "seed": self.seed,
+            "grids": {"video": list(self.grid.video), "audio": list(self.grid.audio)},
+            "schedule": {
+                "sink": schedule.sink,
+                "window": schedule.window,
+                "chunk": schedule.chunk,
+                "bootstrap": schedule.bootstrap_units,
+            },
+            "attention": self.attention,
+        }
 
 
 @dataclass(frozen=True)

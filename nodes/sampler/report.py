@@ -36,22 +36,13 @@ class RenderReport:
 
     def as_dict(self, fingerprint: str) -> dict[str, Any]:
         """Everything, with `fingerprint`, the sha256 of the latents."""
-        schedule, grid = self.settings.schedule, self.settings.grid
         seconds = sum(c["encode_ms"] + sum(c["step_ms"]) + c["decode_ms"] for c in self.chunks) / 1000
         return {
             "frames": self.frames,
             "fps": FPS,
             "render_seconds": round(seconds, 3),
             "frames_per_second": round(self.frames / seconds, 3) if seconds else 0.0,
-            "seed": self.settings.seed,
-            "grids": {"video": list(grid.video), "audio": list(grid.audio)},
-            "schedule": {
-                "sink": schedule.sink,
-                "window": schedule.window,
-                "chunk": schedule.chunk,
-                "bootstrap": schedule.bootstrap_units,
-            },
-            "attention": self.settings.attention,
+            **self.settings.facts(),
             "calls_per_step": len(self.settings.branches),
             "prefix_prefills": self.prefills,
             "latents_sha256": fingerprint,
