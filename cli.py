@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parent
 PACK = "streamrender_h3"
@@ -65,63 +64,6 @@ def test(args: argparse.Namespace) -> int:
     return environment.hand_over(Path(sys.executable), [str(Path(sys.executable).with_name("pytest")), *args.pytest])
 
 
-def render(args: argparse.Namespace) -> int:
-    _need_torch()
-    import_pack()
-    _prepare_cpu_companions()
-    command = importlib.import_module(PACK + ".nodes.sampler.command")
-    import torch
-
-    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "fp32")
-    return command.render_command(args) or 0
-
-
-def plan(args: argparse.Namespace) -> int:
-    import_pack()
-    schedule = importlib.import_module(PACK + ".nodes.schedule")
-    policy = schedule.Schedule(sink=args.sink, window=args.window, chunk=args.chunk, bootstrap=args.bootstrap)
-    table = schedule.plan_table(policy, schedule.RELEASE_GEOMETRY, args.text_rows, args.chunks)
-    print(json.dumps(table, indent=2) if args.json else schedule.format_table(table))
-    return 0
-
-
-def inspect(args: argparse.Namespace) -> int:
-    _need_torch()
-    import_pack()
-    report = importlib.import_module(PACK + ".nodes.loader").inspect_file(args.file)
-    print(json.dumps(report.as_dict(), indent=2) if args.json else report.as_text())
-    return 0
-
-
-def palette(args: argparse.Namespace) -> int:
-    _need_torch()
-    import_pack()
-    room = importlib.import_module(PACK + ".nodes.palette")
-    clip = room.clip_from_video(args.clip, room.load_palette(args.palette), fps=args.fps, repair=args.repair)
-    report = room.clip_report(clip)
-    if args.labels:
-        room.write_labels(clip, args.labels)
-    if args.json:
-        print(json.dumps(report, indent=2))
-        return 0
-    print(f"{report['verdict']}: {report['frames']} frames at 24 fps, {report['doubtful_share']:.2%} doubtful pixels")
-    print("\n".join(f"  {share:7.2%}  {name}" for name, share in report["classes"].items() if share))
-    if report["advice"]:
-        print(report["advice"])
-    return 0
-
-
-def tables(args: argparse.Namespace) -> int:
-    _need_torch()
-    import_pack()
-    grids = importlib.import_module(PACK + ".nodes.sampler.grids")
-    loader = importlib.import_module(PACK + ".nodes.loader")
-    loader.write_tables(args.checkpoint, grids.TimeGrid.trailing(args.steps).h3_times(), args.out)
-    print(args.out)
-    return 0
-
-
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
@@ -132,95 +74,61 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
-def parser() -> Parser:
-    """All verbs and their options."""
+class Verb(NamedTuple):
+    """A verb of a room: its module has `arguments(parser)` and `run(args) -> int`."""
+
+    module: str
+    text: str
+    torch: bool = True
+
+
+VERBS = {
+    "render": Verb(".nodes.sampler.command", "render a clip with the same engine, without ComfyUI"),
+    "plan": Verb(".nodes.schedule.command", "print what every chunk of a schedule takes, keeps and gives", torch=False),
+    "inspect": Verb(".nodes.loader.inspect_command", "say what a checkpoint file is, from its header"),
+    "palette": Verb(
+        ".nodes.palette.command", "judge a class-colour clip: classes, exactness, likely faults and their remedy"
+    ),
+    "tables": Verb(
+        ".nodes.sampler.tables_command", "write the modulation tables of a checkpoint for a number of steps"
+    ),
+}
+
+
+def parser(typed: str | None = None) -> Parser:
+    """All verbs; of a room's verb the options only when it is the one `typed`, because its room must be imported for them."""
     top = Parser(
         prog="cli.py" if not __package__ else "streamrender-h3",
         description="StreamRender-H3: a semantic clip becomes video.",
     )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    def verb(run: Callable[[argparse.Namespace], int], text: str) -> Parser:
-        one = verbs.add_parser(run.__name__, help=text, description=text, allow_abbrev=False)
+    def verb(name: str, text: str, run: Callable[[argparse.Namespace], int] | None) -> Parser:
+        one = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
         one.set_defaults(run=run)
         return one
 
-    one = verb(demo, "render the example graph in a real ComfyUI, from a bare machine on")
+    one = verb("demo", "render the example graph in a real ComfyUI, from a bare machine on", demo)
     one.add_argument("--keep", action="store_true", help="leave the server running and print its address")
     one.add_argument("--out", type=Path, metavar="DIR", help="folder for the video (default: .cache/demo)")
 
-    one = verb(test, "run the tests; further arguments go to pytest")
+    one = verb("test", "run the tests; further arguments go to pytest", test)
     one.add_argument("pytest", nargs="*", help="arguments for pytest")
 
-    one = verb(render, "render a clip with the same engine, without ComfyUI")
-    one.add_argument("clip", type=Path, metavar="CLIP", help="semantic clip: a video file in palette colours")
-    for option, text in (
-        ("--picture", "reference picture of the first frame"),
-        ("--prompt-file", "text file with the prompt"),
-        ("--text-encoder", "Hugging Face folder of the Qwen3-VL text encoder"),
-        ("--model", "H3 checkpoint: file, any shard of an index, or folder"),
-        ("--encoder", "video encoder checkpoint (TAE)"),
-        ("--decoder", "video decoder checkpoint (TAE or causal ViT)"),
-        ("--out", "video file to write (.mp4)"),
-    ):
-        one.add_argument(option, type=Path, required=True, help=text)
-    one.add_argument("--steps", type=_count, default=2, help="denoising steps per chunk (default: 2)")
-    one.add_argument("--seed", type=int, default=20260830, help="seed of the noise (default: %(default)s)")
-    one.add_argument(
-        "--schedule",
-        default="release",
-        help="release, teacher, or sink,window,chunk,bootstrap in units of 4 or 5 frames",
-    )
-    one.add_argument(
-        "--attention",
-        choices=("prefix", "dense"),
-        default="prefix",
-        help="dense: for checkpoints without prefix training",
-    )
-    one.add_argument("--dtype", choices=("fp32", "bf16"), help="of the network (default: bf16 on cuda, fp32 on cpu)")
-    one.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is one")
-    one.add_argument(
-        "--save-latents", type=Path, metavar="FILE", help="also write what went in and came out, fp32 safetensors"
-    )
-    one.add_argument("--size", metavar="WxH", help="of the video, in pixels (default: what the checkpoint says)")
-    one.add_argument("--reference-size", metavar="WxH", help="of the semantic reference the network sees, in pixels")
-    one.add_argument("--palette", default="racing", help="built-in palette name or palette file (default: %(default)s)")
-
-    one = verb(plan, "print what every chunk of a schedule takes, keeps and gives")
-    for option, start, text in (
-        ("--sink", 2, "units from the start that every chunk sees"),
-        ("--window", 2, "units just before the chunk that it sees"),
-        ("--chunk", 2, "units made per chunk"),
-        ("--bootstrap", 7, "units of the first chunk (default: 7)"),
-        ("--chunks", 12, "chunks to list (default: 12)"),
-        ("--text-rows", 64, "rows of the prompt (default: 64)"),
-    ):
-        one.add_argument(option, type=int, default=start, metavar="N", help=text)
-    one.add_argument("--json", action="store_true", help="machine-readable")
-
-    one = verb(inspect, "say what a checkpoint file is, from its header")
-    one.add_argument("file", type=Path, metavar="FILE")
-    one.add_argument("--json", action="store_true", help="machine-readable")
-
-    one = verb(palette, "judge a class-colour clip: classes, exactness, likely faults and their remedy")
-    one.add_argument("clip", type=Path, metavar="CLIP", help="video file or folder of pictures in palette colours")
-    one.add_argument("--palette", default="racing", help="built-in palette name or palette file (default: %(default)s)")
-    one.add_argument("--repair", choices=("auto", "on", "off"), default="auto", help="of doubtful pixels")
-    one.add_argument("--fps", type=float, help="frames per second of a folder (default: 24)")
-    one.add_argument("--json", action="store_true", help="machine-readable")
-    one.add_argument("--labels", type=Path, metavar="DIR", help="also write class ids, one grey PNG per frame")
-
-    one = verb(tables, "write the modulation tables of a checkpoint for a number of steps")
-    one.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
-    one.add_argument("--steps", type=_count, default=2, help="denoising steps per chunk (default: 2)")
-    one.add_argument("--out", type=Path, required=True, metavar="FILE", help="safetensors file to write")
+    for name, room in VERBS.items():
+        module = _room(room) if name == typed else None
+        one = verb(name, room.text, module.run if module else None)
+        if module:
+            module.arguments(one)
     return top
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
+def _room(verb: Verb) -> ModuleType:
+    if verb.torch:
+        _need_torch()
+        _prepare_cpu_companions()
+    import_pack()
+    return importlib.import_module(PACK + verb.module)
 
 
 # --- the interpreter -------------------------------------------------------------------------------------------------
@@ -273,15 +181,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 2 an error told in one line, 130 stopped."""
     if not __package__ and sys.path and Path(sys.path[0] or ".").resolve() == ROOT:
         del sys.path[0]  # our folder `nodes` must not be importable under that name
-    top = parser()
     typed = sys.argv[1:] if arguments is None else list(arguments)
-    if typed[:1] == ["test"] and typed[1:2] not in (["-h"], ["--help"]):
-        args = top.parse_args(["test"])
-        args.pytest = typed[1:]
-    else:
-        args = top.parse_args(typed)
     signal.signal(signal.SIGTERM, _stop)
     try:
+        top = parser(typed[0] if typed else None)
+        if typed[:1] == ["test"] and typed[1:2] not in (["-h"], ["--help"]):
+            args = top.parse_args(["test"])
+            args.pytest = typed[1:]
+        else:
+            args = top.parse_args(typed)
         return args.run(args)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,12 +20,15 @@ from ..preview import VideoFile
 from ..schedule import Schedule
 from .grids import TimeGrid
 from .latent_file import Fingerprint
+from .network import DENSE, PREFIX
+from .noise import DEFAULT_SEED
 from .render import RenderError, Settings, check_inputs, check_settings, conditions_for, render
 from .report import RenderReport
 
 RELEASE_SIZE = (768, 1344)
 RELEASE_REFERENCE = (480, 832)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Size = tuple[int, int]
 
@@ -49,12 +52,57 @@ def sizes_for(stated: Mapping[str, str], size: str | None, reference_size: str |
     return video, RELEASE_REFERENCE if video[0] <= video[1] else (RELEASE_REFERENCE[1], RELEASE_REFERENCE[0])
 
 
-def render_command(args: Namespace) -> int:
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("clip", type=Path, metavar="CLIP", help="semantic clip: a video file in palette colours")
+    for option, text in (
+        ("--picture", "reference picture of the first frame"),
+        ("--prompt-file", "text file with the prompt"),
+        ("--text-encoder", "Hugging Face folder of the Qwen3-VL text encoder"),
+        ("--model", "H3 checkpoint: file, any shard of an index, or folder"),
+        ("--encoder", "video encoder checkpoint (TAE)"),
+        ("--decoder", "video decoder checkpoint (TAE or causal ViT)"),
+        ("--out", "video file to write (.mp4)"),
+    ):
+        parser.add_argument(option, type=Path, required=True, help=text)
+    parser.add_argument("--steps", type=count, default=2, help="denoising steps per chunk (default: 2)")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the noise (default: %(default)s)")
+    parser.add_argument(
+        "--schedule",
+        default="release",
+        help="release, teacher, or sink,window,chunk,bootstrap in units of 4 or 5 frames",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=(PREFIX, DENSE),
+        default=PREFIX,
+        help="dense: for checkpoints without prefix training",
+    )
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the network (default: bf16 on cuda, fp32 on cpu)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is one")
+    parser.add_argument(
+        "--save-latents", type=Path, metavar="FILE", help="also write what went in and came out, fp32 safetensors"
+    )
+    parser.add_argument("--size", metavar="WxH", help="of the video, in pixels (default: what the checkpoint says)")
+    parser.add_argument("--reference-size", metavar="WxH", help="of the semantic reference the network sees, in pixels")
+    parser.add_argument(
+        "--palette", default="racing", help="built-in palette name or palette file (default: %(default)s)"
+    )
+
+
+def run(args: Namespace) -> int:
     """Render one clip; prints progress on the way and the figures at the end.
 
     What can be wrong is looked at before anything large is loaded, and all of it before the model runs.
     """
-    device, dtype = torch.device(args.device), DTYPES[args.dtype]
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = DTYPES[args.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RenderError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
     settings = Settings(Schedule.parse(args.schedule), TimeGrid.trailing(args.steps), args.seed, args.attention)
@@ -96,7 +144,7 @@ def render_command(args: Namespace) -> int:
             )
     if latents_out:
         consumed = {"text": look.text, "tags": look.tags, "picture": conditions.picture}
-        save_latents(latents_out, kept, consumed, settings, clip, args.dtype)
+        save_latents(latents_out, kept, consumed, settings, clip, model.model.dtype)
     figures = report.as_dict(fingerprint.hexdigest())
     print(
         f"{out}: {figures['frames']} frames in {figures['render_seconds']} s, latents sha256 {figures['latents_sha256']}"
@@ -146,7 +194,7 @@ def save_latents(
     consumed: dict[str, Tensor],
     settings: Settings,
     clip: SemanticClip,
-    dtype: str,
+    dtype: torch.dtype,
 ) -> None:
     """Write everything needed to recompute the render with another implementation, float32, whole chunks, untrimmed.
 
@@ -164,7 +212,7 @@ def save_latents(
         "tags": consumed["tags"],
         "picture": consumed["picture"].float(),
     }
-    facts = {**settings.facts(), "dtype": dtype, "frames": clip.frames}
+    facts = {**settings.facts(), "dtype": DTYPE_NAMES[dtype], "frames": clip.frames}
     metadata = {name: json.dumps(value) for name, value in facts.items()}
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
