@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class RenderedChunk:
     index: int
     total: int
     frames: Tensor  # [m, 3, H, W] float32 in [0, 1], CPU
+    maps: Tensor  # [new frames, 3, h', w'] uint8, CPU: the map frames this chunk read, exact palette colours
     video: Tensor  # [24, new, h, w] float32, CPU
     audio: Tensor  # [2, 32, new] float32, CPU
     reference: Tensor  # [24, new, h', w'] float32, CPU: the map latents before any noise
@@ -166,7 +168,8 @@ def render(
     for index in range(total):
         window = rollout.next_window
         start = time.perf_counter()
-        reference = encode_frames(maps, latents_in, len(window.frames)).to(device)
+        read = torch.stack(list(islice(maps, len(window.frames))))
+        reference = encode_frames(read, latents_in).to(device)
         encoded = time.perf_counter()
         chunk = rollout.step(reference)
         require_finite(chunk.video, index)
@@ -177,6 +180,7 @@ def render(
             index=index,
             total=total,
             frames=frames,
+            maps=(read * 255).round().byte(),
             video=chunk.video.cpu(),
             audio=chunk.audio.cpu(),
             reference=reference.cpu(),
@@ -199,9 +203,9 @@ def continued(frames: Iterator[Tensor]) -> Iterator[Tensor]:
 
 
 @torch.inference_mode()
-def encode_frames(frames: Iterator[Tensor], stream: EncoderStream, count: int) -> Tensor:
-    """Take `count` map frames and encode them one by one: [24, new, h', w'] float32."""
-    return torch.cat([stream.push(next(frames)[None]) for _ in range(count)], dim=1).float()
+def encode_frames(frames: Tensor, stream: EncoderStream) -> Tensor:
+    """Encode map frames [n, 3, h', w'] one by one: [24, new, h', w'] float32."""
+    return torch.cat([stream.push(frame[None]) for frame in frames], dim=1).float()
 
 
 @torch.inference_mode()

@@ -81,7 +81,9 @@ class World:
             **{name: getattr(case, name) for name in ("schedule", "attention", "steps", "seed")},
         }
         typed = ["render", str(self.folder / "clip")]
-        args = cli.parser("render").parse_args(typed + [part for name in inputs for part in (f"--{name}", str(inputs[name]))])
+        args = cli.parser("render").parse_args(
+            typed + [part for name in inputs for part in (f"--{name}", str(inputs[name]))]
+        )
         assert args.run(args) == 0
         return Saved.read(out)
 
