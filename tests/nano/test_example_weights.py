@@ -13,9 +13,12 @@ from streamrender_h3.nodes.palette import RACING, clip_from_video, resize_labels
 from streamrender_h3.nodes.sampler import Settings, TimeGrid, render
 from streamrender_h3.nodes.schedule import RELEASE
 from streamrender_h3.workflows.nano.measures import edge_agreement
+from streamrender_h3.workflows.nano.world import Track, WorldLook, prompt_for
+from streamrender_h3.workflows.nano.world import render as draw
 
 SIZE, REFERENCE_SIZE = (256, 448), (160, 288)
 FRAMES = 30  # the bootstrap
+CLIP_SEED = 1001
 
 
 @pytest.fixture(scope="module")
@@ -24,32 +27,48 @@ def assets(repository):
 
 
 @pytest.fixture(scope="module")
-def opening(assets):
-    """Class ids [30, 256, 448] of the example clip and the pictures [30, 3, 256, 448] made from them."""
+def openings(assets):
+    """Class ids [30, 256, 448] of the example clip, and by look its picture [3, 256, 448] and the 30 frames made from both."""
     clip = clip_from_video(assets / "semantic_clip_lossless.mp4", RACING, REFERENCE_SIZE)
     model = load_h3(sorted((assets / "diffusion_models").glob("*.safetensors"))[0], dtype=torch.float32, device="cpu")
     codec = assets / "vae_approx" / "taeh3_example.safetensors"
-    rgb = prepare_picture(load_picture(assets / "picture.jpg"), SIZE).rgb
-    prompt = (assets / "prompt.txt").read_text(encoding="utf-8")
-    states = encode_text(assets / "text_encoders" / "qwen3vl_example", prompt, rgb, dtype=torch.float32)
-    look = make_look(states, rgb=torch.from_numpy(rgb.copy()), prompt=prompt)
-    settings = Settings(RELEASE, TimeGrid.trailing(2))
-    chunk = next(render(clip, look, model, load_encoder(codec), load_decoder(codec), settings))
+    track, night = Track.from_seed(CLIP_SEED), WorldLook.named("blue hour", CLIP_SEED)
+    _, drawn = draw(track, night, [0], SIZE)
+    looks = {
+        "shipped": (
+            prepare_picture(load_picture(assets / "picture.jpg"), SIZE).rgb,
+            (assets / "prompt.txt").read_text(encoding="utf-8"),
+        ),
+        "blue hour": (drawn[0].permute(1, 2, 0).contiguous().numpy(), prompt_for(track, night, range(0, 124, 12))),
+    }
+    made = {}
+    for name, (rgb, prompt) in looks.items():
+        states = encode_text(assets / "text_encoders" / "qwen3vl_example", prompt, rgb, dtype=torch.float32)
+        look = make_look(states, rgb=torch.from_numpy(rgb.copy()), prompt=prompt)
+        settings = Settings(RELEASE, TimeGrid.trailing(2))
+        chunk = next(render(clip, look, model, load_encoder(codec), load_decoder(codec), settings))
+        made[name] = torch.from_numpy(rgb.copy()).float().permute(2, 0, 1) / 255, chunk.frames
     ids = [resize_labels(labels, SIZE) for labels, _ in zip(clip.open(), range(FRAMES), strict=False)]
-    return torch.stack([torch.from_numpy(frame) for frame in ids]), chunk.frames, look
+    return torch.stack([torch.from_numpy(frame) for frame in ids]), made
 
 
-def test_it_follows_its_own_map_better_than_a_mirrored_one(opening):
-    ids, frames, _ = opening
+@pytest.mark.parametrize("look", ["shipped", "blue hour"])
+def test_it_follows_its_own_map_better_than_a_mirrored_one(openings, look):
+    ids, made = openings
+    _, frames = made[look]
     assert frames.shape == (FRAMES, 3, *SIZE) and torch.isfinite(frames).all()
-    assert edge_agreement(frames, ids) > 1.3 * edge_agreement(frames, ids.flip(2))
+    assert edge_agreement(frames, ids, ids.flip(2)) > 2 * edge_agreement(frames, ids.flip(2), ids)
 
 
-def test_it_keeps_the_colours_of_the_picture(opening):
-    """Mean colour of the first second within 12 grey levels of the reference picture."""
-    _, frames, look = opening
-    picture = look.rgb.float().permute(2, 0, 1) / 255
-    assert ((frames.mean((0, 2, 3)) - picture.mean((1, 2))).abs() * 255).max() < 12
+@pytest.mark.parametrize("look", ["shipped", "blue hour"])
+def test_it_keeps_the_colours_of_its_own_picture(openings, look):
+    """Mean colour of the first second within 12 grey levels of its reference picture and far from the other look's."""
+    _, made = openings
+    off = {
+        name: ((made[look][1].mean((0, 2, 3)) - rgb.mean((1, 2))).abs() * 255).max() for name, (rgb, _) in made.items()
+    }
+    other = next(name for name in off if name != look)
+    assert off[look] < 12 and off[other] > 3 * off[look]
 
 
 def test_the_files_say_what_they_are_and_stay_small(assets):

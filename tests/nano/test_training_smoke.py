@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from streamrender_h3.nodes.codec import TAEWidths, load_decoder, load_encoder
+from safetensors.torch import load_file
+from streamrender_h3.nodes.codec import TAE, TAEWidths, load_decoder, load_encoder
 from streamrender_h3.nodes.codec.vit import ViTConfig
 from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.look import Look
@@ -23,7 +24,7 @@ from streamrender_h3.nodes.schedule import RELEASE
 from streamrender_h3.workflows.nano.train import train, vit_path
 from streamrender_h3.workflows.nano.train_data import FIRST_SEED, jobs, load_clips
 from streamrender_h3.workflows.nano.train_dit import Shares
-from streamrender_h3.workflows.nano.train_recipe import Recipe
+from streamrender_h3.workflows.nano.train_recipe import Recipe, Stage
 from streamrender_h3.workflows.nano.train_windows import (
     Layouts,
     clean,
@@ -43,7 +44,7 @@ for _name in ("torchvision", "torchaudio"):
         sys.modules[_name] = None  # type: ignore[assignment]
 
 MINI = Recipe(
-    size=(64, 96), reference_size=(64, 64), supersample=1, short=6, medium=7, long=8, long_share=3, held_long=1, held_looks=2,
+    size=(64, 96), reference_size=(64, 64), short=6, medium=7, long=8, long_share=3, held_long=1, held_looks=2,
     text_dim=32, tae=TAEWidths(encoder=8, decoder=(8, 8, 8, 8)), vit=ViTConfig(layers=2, hidden=32, heads=2, ffn=32, window=4),
     h3=H3Config(hidden=32, layers=2, refiner_layers=1, heads=2, head_dim=16, ffn=32, text_dim=32, freq_dim=32, time_hidden=16,
                 time_dim=8, rope_freqs=2),
@@ -83,6 +84,16 @@ def test_a_call_without_time_stops_cleanly_and_the_next_one_goes_on(trained: tup
         ("tae", "vit", "dit"), (3, True)
     )
     assert json.loads((folder / "out" / "training_report.json").read_text()) == second
+
+
+def test_a_stage_can_begin_from_finished_weights(trained: tuple[Path, list[dict]], tmp_path: Path) -> None:
+    codec = WeightFiles.below(trained[0] / "out").codec
+    options = {"folder": tmp_path, "seconds": 1.0, "deadline": 0.0, "lr": 1.0}
+    fresh, begun = TAE(MINI.tae), TAE(MINI.tae)
+    assert Stage("tae", network=fresh, **options).lr == 2 * Stage("tae", network=begun, begin=[codec], **options).lr
+    for name, tensor in load_file(codec).items():
+        assert torch.equal(begun.state_dict()[name], tensor.float()), name
+        assert "bias" in name or not torch.equal(fresh.state_dict()[name], tensor.float()), name
 
 
 def test_held_out_seeds_are_never_trained_on(trained: tuple[Path, list[dict]]) -> None:

@@ -54,7 +54,7 @@ def test_the_player_drives_in_the_lower_middle_on_the_road_in_every_frame(seed: 
         below = int(rows.max()) + 1
         if below < SIZE[0]:
             assert image[below, int(columns.float().mean())] == ROAD
-        assert (image == SKY).float().mean() > 0.1
+        assert (image == SKY).float().mean() > 0.05
         assert not (image == 0).any()
 
 
@@ -107,17 +107,19 @@ def test_the_ground_under_the_camera_ray_is_found_exactly() -> None:
 
 
 def test_map_and_picture_share_their_geometry() -> None:
-    """Without supersampling, the hero's pixels and only they change when its paint changes on a sunless dry day."""
+    """The hero's pixels and only they change when its paint changes on a sunless dry day, but for the corners that its
+    outermost pixels share with their neighbours."""
     track, look = Track.from_seed(6), WorldLook.named("overcast", 6)
     other = WorldLook(
         **{**look.__dict__, "paints": ("yellow" if look.paints[0] != "yellow" else "crimson", *look.paints[1:])}
     )
-    ids, first = render(track, look, [40], SIZE, dtype=torch.float32, supersample=1)
-    _, second = render(track, other, [40], SIZE, dtype=torch.float32, supersample=1)
+    ids, first = render(track, look, [40], SIZE, dtype=torch.float32)
+    _, second = render(track, other, [40], SIZE, dtype=torch.float32)
     assert first is not None and second is not None
     changed = (first - second).abs().amax(1) > 1e-4
     hero = ids == HERO
-    assert not (changed & ~hero).any()
+    touched = torch.nn.functional.max_pool2d(hero.float(), 3, stride=1, padding=1) > 0
+    assert not (changed & ~touched).any()
     assert (changed & hero).sum() > 0.3 * hero.sum()
 
 
@@ -125,9 +127,7 @@ def test_there_are_at_least_twelve_looks_and_they_differ() -> None:
     assert len(LOOKS) >= 12
     means = []
     for name in LOOKS:
-        _, picture = render(
-            Track.from_seed(8), WorldLook.named(name, 8), [10], (32, 56), dtype=torch.float32, supersample=1
-        )
+        _, picture = render(Track.from_seed(8), WorldLook.named(name, 8), [10], (32, 56), dtype=torch.float32)
         assert picture is not None and torch.isfinite(picture).all()
         means.append(torch.cat((picture[0, :, :12].mean((1, 2)), picture[0, :, 20:].mean((1, 2)))))
     spread = torch.cdist(torch.stack(means), torch.stack(means)) + torch.eye(len(means))

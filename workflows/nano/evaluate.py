@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from ...nodes.loader import H3Model, load_h3
 from ...nodes.look import Look, QwenEncoder, make_look
 from ...nodes.look import load_encoder as load_text_encoder
 from ...nodes.palette import RACING, SemanticClip, clip_from_frames
-from ...nodes.sampler import DEFAULT_SEED, Settings, TimeGrid, render
+from ...nodes.sampler import DEFAULT_SEED, DENSE, Branch, Settings, TimeGrid, render
 from ...nodes.schedule import FPS, RELEASE
 from .measures import block_start_step, edge_agreement, histogram_distance, psnr, seam_ratio
 from .world import LOOKS, Track, WorldLook, prompt_for
@@ -32,6 +32,14 @@ HELD_OUT = (1001, 1002, 1003)
 SIZE, REFERENCE_SIZE = (256, 448), (160, 288)
 BATCH = 48
 LOOK_SAMPLES = 8
+RELEASED = Settings(RELEASE, TimeGrid.trailing(2), DEFAULT_SEED)
+ABLATIONS = {
+    "16 steps": replace(RELEASED, grid=TimeGrid.trailing(16)),
+    "dense": replace(RELEASED, attention=DENSE),
+    "no map": replace(RELEASED, branches=(Branch("text", caption=True, reference=False, weight=1.0),)),
+    "sink 0": replace(RELEASED, schedule=replace(RELEASE, sink=0), attention=DENSE),
+    "history 0": replace(RELEASED, schedule=replace(RELEASE, window=0), attention=DENSE),
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,13 @@ class Drive:
         scale = 255 if frames.dtype == torch.uint8 else 1
         return cls(ids, frames.float() / scale, prompt_for(track, appearance, device=device))
 
+    @staticmethod
+    def truth(seed: int, look: str, frames: list[int], device: str) -> Tensor:
+        """True frames [n, 3, H, W] in [0, 1] of a drive in a look, on the CPU."""
+        _, rgb = draw(Track.from_seed(seed), WorldLook.named(look, seed), frames, size=SIZE, device=device)
+        assert rgb is not None  # a look was given
+        return rgb.cpu().float() / 255
+
     def clip(self) -> SemanticClip:
         colours = RACING.colours
         return clip_from_frames(
@@ -90,11 +105,12 @@ class Drive:
         return make_look(text.encode(self.prompt, picture.numpy()), rgb=picture, prompt=self.prompt)
 
 
-def rendered(example: Example, clip: SemanticClip, look: Look, steps: int = 2) -> tuple[Tensor, list[int]]:
+def rendered(
+    example: Example, clip: SemanticClip, look: Look, settings: Settings = RELEASED
+) -> tuple[Tensor, list[int]]:
     """Frames [n, 3, H, W] and the index of each chunk's first latent frame."""
-    settings = Settings(RELEASE, TimeGrid.trailing(steps), DEFAULT_SEED)
     chunks = list(render(clip, look, example.model, example.encoder, example.decoder, settings))
-    starts = [window.frames.start for window in RELEASE.windows(clip.frames)]
+    starts = [window.frames.start for window in settings.schedule.windows(clip.frames)]
     return torch.cat([chunk.frames for chunk in chunks]), starts
 
 
@@ -112,6 +128,8 @@ def judge(example: Example, seed: int, look: str, seconds: float, device: str) -
     output, starts = rendered(example, drive.clip(), drive.look(example.text))
     start, late = slice(0, 5 * FPS), slice(25 * FPS, 30 * FPS)
     figures = {"psnr_0_5": psnr(output[start], drive.frames[start])}
+    if len(output) >= 60 * FPS:
+        figures["psnr_55_60"] = psnr(output[55 * FPS : 60 * FPS], drive.frames[55 * FPS : 60 * FPS])
     if len(output) >= 30 * FPS:
         figures["psnr_25_30"] = psnr(output[late], drive.frames[late])
         figures["drift_db"] = figures["psnr_0_5"] - figures["psnr_25_30"]
@@ -123,16 +141,26 @@ def judge(example: Example, seed: int, look: str, seconds: float, device: str) -
 
     other = Drive.draw(seed + 7, look, 5, device)
     swapped, _ = rendered(example, other.clip(), drive.look(example.text))
-    figures["edge_agreement"] = edge_agreement(output[start], drive.ids[start])
-    figures["edge_agreement_swapped"] = edge_agreement(swapped, drive.ids[: len(swapped)])
+    figures["edge_agreement"] = edge_agreement(output[: len(swapped)], drive.ids[: len(swapped)], other.ids)
+    figures["edge_agreement_swapped"] = edge_agreement(swapped, drive.ids[: len(swapped)], other.ids)
 
     samples = torch.linspace(0, len(first) - 1, LOOK_SAMPLES).long()
-    truth = {name: Drive.draw(seed, name, 5, device).frames[samples] for name in LOOKS if name != look}
+    truth = {name: Drive.truth(seed, name, samples.tolist(), device) for name in LOOKS if name != look}
     own = histogram_distance(output[start][samples], first[samples])
     figures["look_control"] = float(all(own < histogram_distance(output[start][samples], t) for t in truth.values()))
     figures["seam_ratio"] = seam_ratio(output, starts)
     figures["block_start_levels"] = block_start_step(output)
     return figures
+
+
+def ablate(example: Example, seed: int, look: str, seconds: float, device: str) -> dict[str, float]:
+    """PSNR of whole renders under changed settings, by name; the released ones first."""
+    drive = Drive.draw(seed, look, seconds, device)
+    clip, seen = drive.clip(), drive.look(example.text)
+    return {
+        name: psnr(rendered(example, clip, seen, settings)[0], drive.frames)
+        for name, settings in {"released": RELEASED, **ABLATIONS}.items()
+    }
 
 
 def totals(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -154,10 +182,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="length of each clip")
     parser.add_argument("--weights", type=Path, default=ASSETS, help="folder with the example weights")
     parser.add_argument("--decoder", choices=("vit", "tae"), default="vit")
+    parser.add_argument(
+        "--ablations", action="store_true", help="only the first look and track, under changed settings"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     example = Example.load(args.weights, device, args.decoder)
+    if args.ablations:
+        print(json.dumps(ablate(example, args.seeds[0], args.looks[0], args.seconds, device), indent=1))
+        return
     rows = {}
     for seed, look in clips(args.seeds, args.looks):
         rows[f"{look} {seed}"] = figures = judge(example, seed, look, args.seconds, device)

@@ -4,7 +4,8 @@
     python -m streamrender_h3.workflows.nano.train --work WORK --out OUT --seconds 560     (again: goes on)
 
 Stages: data, tae, vit, dit; each has its own budget over all calls. WORK keeps drawn clips and checkpoints, OUT gets the
-weights and `training_report.json`.
+weights and `training_report.json`. The last two stages do not need each other and may run in two processes, each `--without`
+the other's stage, into different OUT; a last call without that option writes everything.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,11 @@ def vit_path(files: WeightFiles) -> Path:
 
 def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, seconds: float, budgets: dict[str, float],
           workers: int, shares: Shares | None = None, most_clips: int | None = None,
-          max_steps: int | None = None) -> dict[str, Any]:  # fmt: skip
-    """Run or continue all stages for at most `seconds`; returns the report, which is also written."""
+          max_steps: int | None = None, without: Sequence[str] = (), begin: Path | None = None) -> dict[str, Any]:  # fmt: skip
+    """Run or continue all stages but those of `without` for at most `seconds`; returns the report, which is also written.
+
+    `begin` is a folder of finished weights, such as the bundled ones, from which the stages start instead of from noise.
+    """
     deadline = time.time() + seconds - min(EXPORT_SECONDS, seconds / 10)
     work.mkdir(parents=True, exist_ok=True)
     files = WeightFiles.below(out)
@@ -85,8 +90,16 @@ def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, second
     report["data"] |= _data_facts(clips)
     print(f"loaded {len(clips)} clips, {len(clips.photos)} frames", flush=True)
 
+    known = WeightFiles.below(begin) if begin else None
+    starts = {
+        "tae": [known.codec] if known else [],
+        "vit": [vit_path(known)] if known else [],
+        "dit": sorted(known.model.parent.glob("*.safetensors")) if known else [],
+    }
+
     def options(name: str) -> dict[str, Any]:
-        return {"folder": work, "seconds": budgets[name], "deadline": deadline, "max_steps": max_steps}
+        common = {"folder": work, "seconds": budgets[name], "deadline": deadline, "max_steps": max_steps}
+        return common | {"begin": starts[name]}
 
     def ends_soon() -> bool:
         return max_steps is None and deadline - time.time() < STAGE_SECONDS
@@ -103,16 +116,19 @@ def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, second
 
     tae, stage = train_tae(clips, recipe, options("tae"))
     export_codec(tae, files.codec, recipe)
-    if not note(stage, tae) or ends_soon():
+    if not note(stage, tae) or ends_soon() or {"vit", "dit"} <= set(without):
         return report
     _reset(device)
     with torch.no_grad():
         encoded = [encode(tae, clips, i, recipe) for i in range(len(clips))]
-    vit, stage = train_vit(clips, [photos for photos, _ in encoded], tae, recipe, options("vit"))
-    _export_vit(vit, vit_path(files), recipe)
-    if not note(stage, vit) or ends_soon():
+    if "vit" not in without:
+        vit, stage = train_vit(clips, [photos for photos, _ in encoded], tae, recipe, options("vit"))
+        _export_vit(vit, vit_path(files), recipe)
+        if not note(stage, vit) or ends_soon():
+            return report
+        _reset(device)
+    if "dit" in without:
         return report
-    _reset(device)
     model, stage = train_dit(clips, Latents.gather(encoded), tae, recipe, shares or Shares(), options("dit"))
     export_dit(model, files.model, recipe)
     note(stage, model)
@@ -149,7 +165,17 @@ def main() -> None:
         )
     parser.add_argument("--workers", type=int, default=4, help="drawing processes of the data stage")
     parser.add_argument(
-        "--guidance", type=float, default=0.0, help="share of transformer steps that fit guided predictions"
+        "--guidance", type=float, default=Shares.guidance, help="share of transformer steps that fit guided predictions"
+    )
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        choices=("vit", "dit"),
+        default=(),
+        help="stages left to another process on the same WORK",
+    )
+    parser.add_argument(
+        "--begin", type=Path, metavar="FOLDER", help="start from finished weights, such as the bundled ones"
     )
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
@@ -161,7 +187,7 @@ def main() -> None:
     train(
         arguments.work, arguments.out, Recipe(), device, seconds=arguments.seconds,
         budgets={name: getattr(arguments, name) for name in STAGES}, workers=arguments.workers,
-        shares=Shares(guidance=arguments.guidance),
+        shares=Shares(guidance=arguments.guidance), without=arguments.without, begin=arguments.begin,
     )  # fmt: skip
     if device.type == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)

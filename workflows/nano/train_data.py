@@ -70,7 +70,7 @@ def draw(
         if time.time() > deadline:
             return None
         frames = range(start, min(start + PIECE, job.first + total))
-        ids, rgb = render(track, look, frames, recipe.size, device, supersample=recipe.supersample, batch=16)
+        ids, rgb = render(track, look, frames, recipe.size, device, batch=40)
         assert rgb is not None  # a look was given
         maps.append(ids[:, rows][:, :, columns].cpu())
         photos.append(rgb.cpu())

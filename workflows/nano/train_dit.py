@@ -56,7 +56,10 @@ class Shares:
     pictures_from: float = 0.3
     picture_weight: float = 0.6
     dropped: float = 0.06  # steps without the map, half of them without caption too
-    guidance: float = 0.0  # steps that fit the guided prediction instead of the plain one
+    guidance: float = 0.15  # steps that fit the guided prediction instead of the plain one, while the next two hold
+    guidance_from: float = 0.15
+    guidance_until: float = 0.45
+    motion_weight: float = 0.5
 
 
 def start_weights(model: H3) -> None:
@@ -101,7 +104,7 @@ class Trainer:
         branches: tuple[tuple[str, float], ...] = (("text+map", 1.0),)
         if dice.random() < shares.dropped:
             branches = ((dice.choice(("null", "text")), 1.0),)
-        elif dice.random() < shares.guidance:
+        elif shares.guidance_from <= fraction < shares.guidance_until and dice.random() < shares.guidance:
             branches = tuple(zip(BRANCHES, fitting_weights(), strict=True))
         window = self._bootstrap if dice.random() < shares.bootstrap else self._continuations
         own_path = grid is TWO_STEPS and step == 1 and fraction >= shares.own_path_from
@@ -124,6 +127,7 @@ class Trainer:
         return self._loss(
             predict,
             true,
+            true[:, :, :0],
             true[:, :, :0],
             len(RELEASE.window_at(0).audio_new),
             grid,
@@ -161,7 +165,8 @@ class Trainer:
             video = torch.cat((noised(history), x), 2)
             return run_moving(self.model, layouts, bank, maps, video, torch.cat((quiet, sound), 3), at, reference)
 
-        return self._loss(predict, true[:, :, -new:], history, len(window.audio_new), grid, step, branches, own_path)
+        before, goal, sounds = true[:, :, :-new], true[:, :, -new:], len(window.audio_new)
+        return self._loss(predict, goal, history, before, sounds, grid, step, branches, own_path)
 
     def _history(self, chosen: list[int], places: Tensor, moved: Tensor, old: int) -> tuple[Tensor, Tensor]:
         """Recent latents [BM, 24, old, h, w] and sinks [B, 24, 3, h, w]: own ones, or true ones made a little worse."""
@@ -179,8 +184,8 @@ class Trainer:
 
         return mixed(moved, old, flags.repeat_interleave(many)), mixed(places, SINK, flags)
 
-    def _loss(self, predict: Callable, true: Tensor, history: Tensor, new_audio: int, grid: TimeGrid, step: int,
-              branches: Any, own_path: bool) -> Tensor:  # fmt: skip
+    def _loss(self, predict: Callable, true: Tensor, history: Tensor, true_history: Tensor, new_audio: int,
+              grid: TimeGrid, step: int, branches: Any, own_path: bool) -> Tensor:  # fmt: skip
         """Error of the predicted x0 in latents, of the (zero) sound, and of some decoded pictures."""
         count, (height, width) = true.shape[2], true.shape[-2:]
         noise = torch.randn_like(true)
@@ -206,19 +211,26 @@ class Trainer:
         if self.stage.fraction >= self.shares.pictures_from and history.shape[2]:
             some = self.recipe.pictures
             drawn = unpatchify(x0[:some], count, height, width)
-            loss = loss + self.shares.picture_weight * self._decoded(drawn, true[:some], history[:some])
+            goal = torch.cat((true_history, true), 2)[:some]
+            mine = torch.cat((history[:some], drawn), 2)
+            loss = loss + self.shares.picture_weight * self._decoded(mine, goal, count)
         return loss
 
-    def _decoded(self, drawn: Tensor, true: Tensor, history: Tensor) -> Tensor:
-        """Picture error of new latents [n, 24, new, h, w] after the same history, against the true ones decoded."""
+    def _decoded(self, drawn: Tensor, true: Tensor, new: int) -> Tensor:
+        """Error of the pictures of the last `new` latents, and of their motion from the frame before on.
+
+        Both [n, 24, history + new, h, w]. The history of `drawn` may be the model's own, that of `true` never is: so a jump
+        from a history gone astray back to the truth costs as much as a wrong motion.
+        """
         frames = []
         for latents in (drawn, true):
             with autocast(true.device), torch.set_grad_enabled(latents is drawn):
-                steps = torch.cat((history, latents), 2).permute(2, 0, 1, 3, 4)
-                folded, _ = run(self.tae.decoder, steps.flatten(0, 1), {}, len(latents))
+                folded, _ = run(self.tae.decoder, latents.permute(2, 0, 1, 3, 4).flatten(0, 1), {}, len(latents))
             assert folded is not None  # a decoder never waits
-            frames.append(unfold(folded)[-4 * latents.shape[2] * len(latents) :])
-        return self.picture_loss(*frames)
+            frames.append(unfold(folded).unflatten(0, (-1, len(latents)))[-4 * new - 1 :])
+        mine, goal = frames
+        motion = (mine.float().diff(dim=0) - goal.float().diff(dim=0)).abs().mean()
+        return self.picture_loss(mine[1:].flatten(0, 1), goal[1:].flatten(0, 1)) + self.shares.motion_weight * motion
 
     def refresh(self, turn: int) -> None:
         """Roll some clips of one length with the averaged model; what comes out is history from now on."""

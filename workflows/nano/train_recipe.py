@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,10 @@ class Recipe:
 
     size: tuple[int, int] = (256, 448)
     reference_size: tuple[int, int] = (160, 288)
-    supersample: int = 2
     short: int = 12  # 132 frames
     medium: int = 40  # 370 frames
     long: int = 81  # 719 frames
-    long_share: int = 12  # one long and one medium clip in so many
+    long_share: int = 20  # one long and one medium clip in so many
     held_long: int = 2  # of the held-out clips
     held_looks: int = 12
     text_dim: int = 96
@@ -43,7 +43,7 @@ class Recipe:
         )
     )  # fmt: skip
     crop: tuple[int, int] = (160, 224)
-    tae_photos: int = 12
+    tae_photos: int = 20
     tae_maps: int = 4
     vit_clips: int = 8
     vit_latents: int = 10
@@ -71,11 +71,16 @@ def autocast(device: torch.device) -> Any:
 class Stage:
     """One stage's budget, weights, optimiser and record. It survives in `folder/NAME.safetensors`; `update` makes one step.
 
-    `seconds` is the stage's own budget over all calls, `deadline` (time.time) the end of this call.
+    `seconds` is the stage's own budget over all calls, `deadline` (time.time) the end of this call. `begin` are files of
+    finished weights to start from.
     """
 
     def __init__(self, name: str, folder: Path, network: nn.Module, *, seconds: float, deadline: float, lr: float,
-                 decay: float = 0.999, max_steps: int | None = None) -> None:  # fmt: skip
+                 decay: float = 0.999, max_steps: int | None = None, begin: Sequence[Path] = ()) -> None:  # fmt: skip
+        if begin:
+            weights = {name: tensor for path in begin for name, tensor in load_file(path).items()}
+            network.load_state_dict(weights)
+            lr = lr / 2  # what it knows already must not be shaken too much
         self.name, self.path, self.network = name, folder / f"{name}.safetensors", network
         self.seconds, self.deadline, self.lr, self.decay, self.max_steps = seconds, deadline, lr, decay, max_steps
         self.average = copy.deepcopy(network).requires_grad_(False).eval()

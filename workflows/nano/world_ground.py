@@ -76,7 +76,7 @@ def asphalt(look: WorldLook, g: Ground, across: Tensor, along: Tensor) -> tuple[
     coarse = noise(bank, LEAF, g.u / 9.0, g.z / 9.0, foot / 9.0)
     broad = noise(bank, FBM, g.u / 37.0, g.z / 53.0, foot / 37.0)
     streak = noise(bank, FBM, g.u / 11.0, g.z / 260.0, across / 11.0)
-    tone = 0.108 * (1 + 0.20 * grain + 0.07 * coarse + 0.07 * broad + 0.06 * streak)
+    tone = 0.108 * (1 + 0.05 * grain + 0.05 * coarse + 0.06 * broad + 0.05 * streak)
     line = g.u - 0.65 * torch.tanh(g.curvature * 140)
     rubber = torch.exp(-((line.abs() - 0.85) ** 2) / 0.28) * (0.26 + 0.07 * streak)
     rubber = rubber + 0.10 * torch.exp(-(line**2) / 5.0)
@@ -84,13 +84,13 @@ def asphalt(look: WorldLook, g: Ground, across: Tensor, along: Tensor) -> tuple[
     for offset, lane in ((-0.78, 0.0), (0.78, 0.0), (1.6, 0.37), (3.1, 0.37), (-3.4, 0.71), (-1.9, 0.71)):
         drift = 1.1 * torch.sin(g.z / 31.0 + 9 * lane)
         here = smoothstep(0.5, 1.1, torch.sin(g.z / 23.0 + 40 * lane) + 0.5 * skid)
-        rubber = rubber + 0.34 * here * _line(g.u - offset - drift, 0.11, across * 1.4) * (1 + 0.25 * grain).clamp(0, 1)
+        rubber = rubber + 0.34 * here * _line(g.u - offset - drift, 0.11, across * 1.4) * (1 + 0.08 * grain).clamp(0, 1)
     seam = noise(bank, FBM, g.u / 300.0, g.z / 19.0) * 0.05
     crack = _line(g.u - 1.9 - seam, 0.02, across) + _line(g.u + 2.2 + seam, 0.02, across)
     tone = tone * (1 - rubber.clamp(0, 0.62)) * (1 - 0.20 * crack.clamp(0, 1))
     dust = smoothstep(1.3, 0.1, g.width - g.u.abs()) * (0.5 + 0.25 * broad)
     color = tone[:, None] * rgb((1.0, 1.0, 1.03), g.u) + dust.clamp(0, 1)[:, None] * rgb((0.030, 0.026, 0.018), g.u)
-    wear = (0.80 + 0.16 * coarse + 0.10 * grain).clamp(0.25, 1)
+    wear = (0.85 + 0.08 * coarse + 0.04 * grain).clamp(0.25, 1)
     edge = _line(g.u.abs() - g.width + 0.32, 0.075, across)
     dash = torch.cos(g.z * (2 * math.pi / 10.0))
     dashed = (0.5 + dash / (along * 0.63).clamp_min(0.03) * 0.5).clamp(0, 1)
@@ -116,15 +116,15 @@ def kerb(look: WorldLook, g: Ground, across: Tensor, along: Tensor) -> Tensor:
     foot = torch.sqrt(across * along)
     grain = noise(bank, GRAIN, g.u / 2.3, g.z / 2.3, foot / 2.3)
     dirt = noise(bank, FBM, g.u / 9.0, g.z / 14.0, foot / 9.0)
-    block = (0.5 + 0.5 * torch.sin(g.z * math.pi / 1.6) / (along * 1.3).clamp_min(0.04)).clamp(0, 1)
+    block = (0.5 + 0.5 * torch.sin(g.z * math.pi / 2.4) / (along * 0.9).clamp_min(0.04)).clamp(0, 1)
     block = torch.lerp(block, torch.full_like(block, 0.5), smoothstep(1.2, 3.2, along))
     striped = _mix(rgb((0.50, 0.035, 0.03), g.u).expand(len(g.u), 3), rgb((0.66, 0.66, 0.64), g.u), block)
     outer = smoothstep(0.40, 0.52, g.u.abs() - g.width)
     plain = _mix(rgb((0.40, 0.40, 0.38), g.u).expand(len(g.u), 3), rgb((0.10, 0.26, 0.12), g.u), 0.8 * outer)
     color = _mix(plain, striped, smoothstep(0.0018, 0.0030, g.curvature.abs()))
-    color = color * (0.88 + 0.10 * grain + 0.10 * dirt).clamp(0.3, 1.3)[:, None]
+    color = color * (0.90 + 0.03 * grain + 0.07 * dirt).clamp(0.3, 1.3)[:, None]
     if look.snow:
-        color = _mix(color, rgb((0.74, 0.77, 0.82), g.u), smoothstep(-0.2, 0.8, dirt + 0.3 * grain) * 0.9)
+        color = _mix(color, rgb((0.74, 0.77, 0.82), g.u), smoothstep(-0.6, 1.0, dirt + 0.1 * grain) * 0.9)
     return color * (1 - 0.35 * look.wet)
 
 
@@ -138,10 +138,10 @@ def meadow(look: WorldLook, g: Ground, foot: Tensor) -> Tensor:
     dry = smoothstep(-0.3, 1.9, broad + 0.25 * clumps)
     color = _mix(rgb((0.060, 0.125, 0.022), g.u).expand(len(g.u), 3), rgb((0.185, 0.170, 0.055), g.u), dry)
     mown = smoothstep(16.0, 8.0, g.u.abs() - g.width) * torch.sign(torch.sin(g.z / 4.6)) * smoothstep(3.0, 1.0, foot)
-    shade = (1 + 0.30 * blades + 0.20 * tufts + 0.12 * clumps + 0.09 * mown).clamp(0.25, 2.2)
+    shade = (1 + 0.08 * blades + 0.09 * tufts + 0.09 * clumps + 0.08 * mown).clamp(0.25, 2.2)
     color = color * shade[:, None] * rgb(look.grass, g.u)
     if look.snow:
-        hollow = smoothstep(1.3, 0.0, tufts + 0.5 * blades + 0.4 * broad)
+        hollow = smoothstep(1.6, -0.6, tufts + 0.2 * blades + 0.4 * broad)
         white = rgb((0.80, 0.83, 0.88), g.u) * (1 + 0.03 * blades + 0.03 * clumps)[:, None]
         color = _mix(color, white, look.snow * (0.30 + 0.70 * hollow))
     return color * (1 - 0.25 * look.wet)
@@ -155,7 +155,7 @@ def bare(look: WorldLook, g: Ground, foot: Tensor) -> Tensor:
     broad = noise(bank, FBM, g.x / 90.0, g.z / 90.0, foot / 90.0)
     far = smoothstep(18, 34, g.u.abs() - g.width)
     sand = _mix(rgb((0.36, 0.30, 0.215), g.u).expand(len(g.u), 3), rgb((0.25, 0.205, 0.135), g.u), far)
-    color = sand * (1 + 0.20 * stones + 0.13 * lumps + 0.10 * broad).clamp(0.3, 1.8)[:, None] * rgb(look.ground, g.u)
+    color = sand * (1 + 0.06 * stones + 0.08 * lumps + 0.09 * broad).clamp(0.3, 1.8)[:, None] * rgb(look.ground, g.u)
     if look.snow:
         cover = look.snow * smoothstep(1.2, -0.2, lumps + 0.5 * stones)
         color = _mix(color, rgb((0.80, 0.83, 0.88), g.u).expand(len(g.u), 3), 0.25 + 0.72 * cover)
@@ -202,9 +202,7 @@ def rail_albedo(look: WorldLook, g: Ground, height: Tensor) -> tuple[Tensor, Ten
     color = _mix(steel, rgb((0.055, 0.06, 0.045), g.u), below * (1 - 0.7 * post))
     color = _mix(color, rgb((0.20, 0.20, 0.20), g.u), (1 - below) * post * 0.5)
     banner = ((torch.floor(g.z / 24.0) % 5) < 2) & (height > 0.28)
-    hue = torch.frac(torch.floor(g.z / 24.0) * 0.37)
-    blue, red = rgb((0.03, 0.10, 0.34), g.u), rgb((0.42, 0.04, 0.03), g.u)
-    panel = torch.where((hue < 0.5)[:, None], blue, red)
+    panel = rgb(look.brand_color, g.u).expand(len(g.u), 3)
     mark = (torch.remainder(g.z, 6.0) > 2.2) & ((height - 0.56).abs() < 0.09)
     panel = torch.where(mark[:, None], rgb((0.7, 0.7, 0.68), g.u), panel)
     color = torch.where(banner[:, None], panel, color)

@@ -24,6 +24,14 @@ PAINTS: dict[str, Rgb] = {
     "burgundy": (0.16, 0.012, 0.03),
     "sky blue": (0.16, 0.40, 0.66),
 }
+BRANDS: dict[str, Rgb] = {
+    "red": (0.46, 0.03, 0.025),
+    "blue": (0.02, 0.08, 0.30),
+    "yellow": (0.62, 0.40, 0.02),
+    "green": (0.02, 0.20, 0.10),
+    "orange": (0.60, 0.15, 0.01),
+    "teal": (0.03, 0.30, 0.42),
+}
 STRIPES: dict[str, Rgb] = {"white": (0.75, 0.75, 0.73), "black": (0.02, 0.02, 0.022), "gold": (0.60, 0.38, 0.06)}
 
 
@@ -61,12 +69,18 @@ class WorldLook:
     sound: str
     paints: tuple[str, ...] = ()
     stripe: str = "white"
+    brand: str = "red"
 
     @property
     def sun_direction(self) -> Rgb:
         """Unit vector towards the sun, world (x, y, z)."""
         height, side = math.radians(self.sun_height), math.radians(self.sun_side)
         return math.cos(height) * math.sin(side), math.sin(height), math.cos(height) * math.cos(side)
+
+    @property
+    def brand_color(self) -> Rgb:
+        """Ground colour of all advertising; what stands on it is white."""
+        return BRANDS[self.brand]
 
     @property
     def paint_colors(self) -> tuple[Rgb, ...]:
@@ -81,7 +95,7 @@ class WorldLook:
         rng = random.Random(f"look {name} {seed}")
         side = rng.choice((-1, 1)) * base.sun_side * rng.uniform(0.75, 1.25)
         hero = rng.choice(list(PAINTS))
-        rivals = rng.sample([paint for paint in PAINTS if paint != hero], RIVALS)
+        rivals = rng.choice([paint for paint in PAINTS if paint != hero])
         stripes = [stripe for stripe in STRIPES if stripe != hero and not (stripe == "white" and hero == "silver")]
         return replace(
             base,
@@ -90,8 +104,9 @@ class WorldLook:
             sun_height=base.sun_height * rng.uniform(0.9, 1.1),
             haze=base.haze * rng.uniform(0.85, 1.2),
             clouds=min(1.0, base.clouds * rng.uniform(0.85, 1.15)),
-            paints=(hero, *rivals),
+            paints=(hero, *(rivals,) * RIVALS),
             stripe=rng.choice(stripes),
+            brand=rng.choice(list(BRANDS)),
         )
 
 

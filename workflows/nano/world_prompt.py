@@ -41,10 +41,10 @@ def prompt_for(track: Track, look: WorldLook, frames: range | None = None, devic
         classes.GRASS: "snow-covered verges" if snow else "grass verges and meadows",
         classes.VEGETATION: forest + (" under snow" if snow else ""),
         classes.ROCK: "boulders",
-        classes.BARRIER: "steel guard rails with banners",
+        classes.BARRIER: f"steel guard rails with {look.brand} banners",
         classes.BUILDING: "plastered houses" + (" with lit windows" if lamps else ""),
-        classes.STANDS: "grandstands full of people",
-        classes.BILLBOARD: ("glowing " if lamps else "") + "advertising boards and gates over the road",
+        classes.STANDS: f"grandstands full of people with {look.brand} edges",
+        classes.BILLBOARD: ("glowing " if lamps else "") + f"{look.brand} advertising boards and gates over the road",
         classes.SKY: "sky",
         classes.HERO_CAR: "the player's car",
         classes.OPPONENT_CAR: "all other cars",
@@ -54,7 +54,7 @@ def prompt_for(track: Track, look: WorldLook, frames: range | None = None, devic
     hero, *rivals = look.paints
     bodies = ["coupe" if kind == 0 else "hatchback" for kind, _ in car_kinds(track.seed)]
     player = f"{_one(hero)} coupe with two {look.stripe} stripes, a {look.stripe} rear wing and red tail lamps"
-    field = ", ".join(f"{_one(paint)} {body}" for paint, body in zip(rivals, bodies[1:], strict=True))
+    field = f"all of them {rivals[0]}: " + ", ".join(f"{_one(body)}" for body in bodies[1:])
     sides = [objects[label] for label in present if label in
              (classes.GRASS, classes.VEGETATION, classes.BARRIER, classes.STANDS, classes.BUILDING, classes.BILLBOARD)]  # fmt: skip
     land = f"{look.surface}, white edge lines and a dashed middle line, " + ", ".join(sides)

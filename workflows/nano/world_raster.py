@@ -25,20 +25,27 @@ SKY_HIT, LAND_HIT, RAIL_HIT, PART_HIT, CARD_HIT = range(5)
 
 @dataclass(frozen=True)
 class Grid:
-    """Sample positions of a batch of frames: rows x columns, in frame heights from the top left."""
+    """Sample positions of a batch of frames: rows x columns, in frame heights from the top left.
+
+    Samples lie in the middle of their pixels, or `shift` pixels away from it in both directions.
+    """
 
     frames: int
     rows: int
     columns: int
     pixel: float  # sample pitch in frame heights
     aspect: float  # frame width over height
+    shift: float = 0.0
 
     def row_at(self, index: Tensor) -> Tensor:
-        return (index.to(torch.float32) + 0.5) * self.pixel
+        return (index.to(torch.float32) + 0.5 + self.shift) * self.pixel
+
+    def column_at(self, index: Tensor) -> Tensor:
+        return self.row_at(index)
 
     def tangent_at(self, index: Tensor) -> Tensor:
         """Horizontal tangent of the view ray through a column."""
-        return ((index.to(torch.float32) + 0.5) * self.pixel - 0.5 * self.aspect) / FOCAL
+        return (self.column_at(index) - 0.5 * self.aspect) / FOCAL
 
 
 @dataclass
@@ -252,8 +259,8 @@ def _solve_cards(camera: Camera, grid: Grid, cards: Cards, nearest: Tensor) -> C
     sample, item, at = sample[front], item[front], at[front]
     _, pixel_row, pixel_column = split(grid, sample)
     size = tall.flatten()[item]
-    across = ((pixel_column + 0.5) * grid.pixel - column.flatten()[item]) / size
-    up = (row.flatten()[item] - (pixel_row + 0.5) * grid.pixel) / size
+    across = (grid.column_at(pixel_column) - column.flatten()[item]) / size
+    up = (row.flatten()[item] - grid.row_at(pixel_row)) / size
     inside, normal = card_shape(
         cards.kind.flatten()[item], cards.identity.flatten()[item], across, up, grid.pixel / size
     )

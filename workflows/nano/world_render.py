@@ -220,7 +220,10 @@ def _reflection(look: WorldLook, visible: Visible, color: Tensor, at: Tensor, fr
     for ratio in (1.04, 1.1, 1.17, 1.26, 1.37, 1.5, 1.66, 1.86, 2.1, 2.4, 2.8, 3.3, 4.0, 5.0, 6.5):
         base = level + drop / ratio
         mirrored = (
-            ((2 * base - grid.row_at(row) + wave) / grid.pixel - 0.5).round().clamp(0, grid.rows - 1).to(torch.int64)
+            ((2 * base - grid.row_at(row) + wave) / grid.pixel - 0.5 - grid.shift)
+            .round()
+            .clamp(0, grid.rows - 1)
+            .to(torch.int64)
         )
         other = frame * plane + mirrored * grid.columns + column
         there = visible.depth[other] / depth
@@ -274,14 +277,13 @@ def render(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.uint8,
     *,
-    supersample: int = 2,
     batch: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Class ids uint8 [n, H, W] and the picture [n, 3, H, W] of the given frames (24 a second).
 
-    The picture is uint8 (0..255) for `dtype` uint8, else of that floating type in [0, 1]; it averages `supersample`^2
-    samples a pixel of the geometry whose class the ids give at pixel centres. With `look` None only the ids are drawn.
-    `batch` frames are drawn at once (default: about fifteen million samples on a GPU, half a million on a CPU).
+    The picture is uint8 (0..255) for `dtype` uint8, else of that floating type in [0, 1]; a pixel is half its centre, whose
+    class the ids give, and half the mean of its corners, each shared by four pixels. With `look` None only the ids are
+    drawn. `batch` frames are drawn at once (default: about ten million samples on a GPU, half a million on a CPU).
     """
     device = torch.device(device)
     height, width = size
@@ -290,8 +292,8 @@ def render(
             f"frame size {size} arrived; height and width of at least 16 pixels are needed; ask for a larger frame"
         )
     if batch is None:
-        budget = 15_000_000 if device.type == "cuda" else 500_000
-        batch = max(1, budget // (height * width * (supersample**2 if look else 1)))
+        budget = 10_000_000 if device.type == "cuda" else 500_000
+        batch = max(1, budget // (height * width))
     ids, pictures = [], []
     numbers = list(frames)
     for start in range(0, len(numbers), batch):
@@ -303,13 +305,11 @@ def render(
         ids.append(class_ids(strip, seen, visible))
         if look is None:
             continue
-        if supersample > 1:
-            grid = Grid(
-                len(number), height * supersample, width * supersample, 1.0 / (height * supersample), width / height
-            )
-            visible = visibility(strip, seen, grid)
-        picture = develop(look, shade(strip, look, seen, visible, number.to(torch.float32) / FPS)).permute(0, 3, 1, 2)
-        if supersample > 1:
-            picture = torch.nn.functional.avg_pool2d(picture, supersample)
+        time = number.to(torch.float32) / FPS
+        centres = develop(look, shade(strip, look, seen, visible, time)).permute(0, 3, 1, 2)
+        between = Grid(len(number), height + 1, width + 1, 1.0 / height, width / height, shift=-0.5)
+        visible = visibility(strip, seen, between)
+        corners = develop(look, shade(strip, look, seen, visible, time)).permute(0, 3, 1, 2)
+        picture = 0.5 * (centres + torch.nn.functional.avg_pool2d(corners, 2, stride=1))
         pictures.append((picture * 255).round().to(torch.uint8) if dtype == torch.uint8 else picture.to(dtype))
     return torch.cat(ids), torch.cat(pictures) if pictures else None

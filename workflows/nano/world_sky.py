@@ -62,11 +62,11 @@ def sky(look: WorldLook, x: Tensor, y: Tensor, z: Tensor, time: Tensor) -> Tenso
     foot = 0.0009 * reach * reach * 0.3
     body = noise(bank, CLOUD, u, v, foot)
     detail = noise(bank, CLOUD, u * 3.1 + 0.4, v * 3.1, foot * 3.1)
-    density = body + 0.32 * detail
+    density = body + 0.14 * detail
     threshold = 1.9 - 3.6 * look.clouds
     cover = smoothstep(threshold, threshold + 0.95, density) * smoothstep(0.0, 0.10, y)
     sx, _, sz = look.sun_direction
-    shade = noise(bank, CLOUD, u + 0.018 * sx, v + 0.018 * sz, foot) + 0.32 * detail
+    shade = noise(bank, CLOUD, u + 0.018 * sx, v + 0.018 * sz, foot) + 0.14 * detail
     lit = (0.55 + 0.75 * (density - shade) - 0.22 * (density - threshold - 0.6)).clamp(0, 1)
     silver = (cosine.clamp(0, 1) ** 16 * (1 - cover) * 0.7)[:, None]
     cloud = torch.lerp(rgb(look.cloud_dark, y), rgb(look.cloud_lit, y), lit[:, None]) * (1 + silver)
@@ -102,7 +102,7 @@ def mountains(look: WorldLook, far: Tensor, near: Tensor, x: Tensor, y: Tensor, 
     rock = torch.where(front[:, None], rgb((0.085, 0.115, 0.06), y), rgb((0.15, 0.14, 0.13), y))
     snow_line = smoothstep(0.030, 0.012, far + 0.012 * relief) * (~front)
     snow = (0.75 * snow_line).maximum(torch.full_like(y, 0.80 * look.snow) * (1 - 0.25 * front))
-    albedo = torch.lerp(rock, rgb((0.75, 0.78, 0.82), y), snow[:, None]) * (1 + 0.22 * relief)[:, None].clamp(0.4, 1.7)
+    albedo = torch.lerp(rock, rgb((0.75, 0.78, 0.82), y), snow[:, None]) * (1 + 0.12 * relief)[:, None].clamp(0.4, 1.7)
     depth = torch.where(front, 1900.0, 4200.0)
     veil = (1 - torch.exp(-depth * min(look.haze, 0.01) * 0.34)).clamp(0, 0.97)[:, None]
     return torch.lerp(albedo * light, haze_color(look, x, y.clamp_min(0), z), veil)

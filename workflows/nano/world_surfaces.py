@@ -35,15 +35,6 @@ def _random(owner: Tensor, scale: float) -> Tensor:
     return torch.frac(owner.to(torch.float32).abs() * scale + 0.137)
 
 
-BRANDS = ((0.46, 0.03, 0.025), (0.02, 0.08, 0.30), (0.70, 0.70, 0.67), (0.62, 0.40, 0.02), (0.02, 0.20, 0.10),
-          (0.04, 0.04, 0.045), (0.60, 0.15, 0.01), (0.03, 0.30, 0.42))  # fmt: skip
-
-
-def _brand(pick: Tensor) -> Tensor:
-    """One of the advertising colours [f, 3] for numbers in [0, 1)."""
-    return torch.stack([rgb(color, pick) for color in BRANDS])[(pick * len(BRANDS)).to(torch.int64)]
-
-
 def car_surface(look: WorldLook, material: Tensor, owner: Tensor, p: Tensor, normal: Tensor) -> Surface:
     """Cars; `p` [f, 3] and `normal` [f, 3] are in the car's frame in metres (x right, y up, z forward)."""
     x, y, z = p.unbind(-1)
@@ -113,13 +104,13 @@ def structure_surface(
     """Walls, roofs, stands and boards; `p`, `normal` in the structure's frame, `foot` the pixel's size in metres."""
     bank = noise_bank(str(p.device))
     x, y, z = p.unbind(-1)
-    r0, r1, r2 = _random(owner, 0.618), _random(owner, 0.3717), _random(owner, 0.1931)
+    r0, r1 = _random(owner, 0.618), _random(owner, 0.3717)
     along = torch.where(normal[:, 0].abs() > 0.6, z, x)
     top = normal[:, 1] > 0.7
     stain = noise(bank, FBM, along / 23.0 + r0, y / 23.0, foot / 23.0)
     fine = noise(bank, GRAIN, along / 4.0, y / 4.0, foot / 4.0)
-    plaster = torch.stack((0.36 + 0.30 * r0, 0.34 + 0.24 * r0 - 0.06 * r1, 0.30 + 0.16 * r1), -1)
-    albedo = plaster * (1 + 0.07 * stain + 0.06 * fine)[:, None]
+    plaster = torch.stack((0.50 + 0.08 * r0, 0.46 + 0.06 * r0 - 0.02 * r1, 0.38 + 0.04 * r1), -1)
+    albedo = plaster * (1 + 0.05 * stain + 0.02 * fine)[:, None]
     glow = torch.zeros_like(p)
     mirror = torch.full_like(x, 0.02)
     wall = material == models.WALL
@@ -129,13 +120,13 @@ def structure_surface(
     pane = pane * (wall & ~top & (y > 0.4))
     pane = torch.lerp(pane, 0.27 * (pane.new_ones(()) * (wall & ~top)), smoothstep(0.8, 2.5, foot))
     number = torch.floor((along + 100) / 3.0) * 0.7548 + torch.floor((y + 0.3) / 3.1) * 0.5698 + r0
-    lit = (torch.frac(number * 7.31) < 0.45).to(torch.float32) * look.lamps
+    lit = (torch.frac(number * 7.31) < 0.7).to(torch.float32) * look.lamps
     albedo = torch.lerp(albedo, rgb((0.03, 0.04, 0.05), x).expand_as(albedo), pane[:, None])
     mirror = torch.lerp(mirror, torch.full_like(x, 0.12), pane)
     glow = glow + (pane * lit)[:, None] * rgb((0.85, 0.52, 0.22), x)
     roof = material == models.ROOF
     tile = 1 + 0.14 * torch.sin(y * 21.0) * smoothstep(0.3, 0.05, foot) + 0.10 * stain
-    tiles = torch.where((r1 < 0.5)[:, None], rgb((0.24, 0.075, 0.045), x), rgb((0.10, 0.10, 0.11), x))
+    tiles = rgb((0.24, 0.075, 0.045), x).expand(len(x), 3)
     albedo = _put(albedo, roof, tiles * tile[:, None])
     seats = material == models.SEATS
     row, seat = torch.floor(x / 0.62), torch.floor(z / 0.55)
@@ -143,12 +134,12 @@ def structure_surface(
     tint = torch.frac(person * 57.31)
     crowd = torch.stack((0.13 + 0.34 * torch.frac(tint * 3.1), 0.12 + 0.27 * torch.frac(tint * 5.7),
                          0.12 + 0.29 * torch.frac(tint * 9.3)), -1)  # fmt: skip
-    bench = _brand(r0)
+    brand = rgb(look.brand_color, x).expand(len(x), 3)
     sloped = seats & (normal[:, 1] > 0.4)
-    speckle = torch.where((person < 0.74)[:, None], crowd, bench)
+    speckle = torch.where((person < 0.74)[:, None], crowd, brand)
     speckle = speckle * (0.75 + 0.35 * torch.frac(x / 0.62))[:, None]
-    mean = 0.74 * rgb((0.28, 0.24, 0.25), x) + 0.26 * bench
-    blend = 0.3 + 0.7 * smoothstep(0.10, 0.8, foot)
+    mean = 0.74 * rgb((0.28, 0.24, 0.25), x) + 0.26 * brand
+    blend = 0.72 + 0.28 * smoothstep(0.10, 0.8, foot)
     speckle = torch.lerp(speckle, mean * (1 + 0.12 * fine)[:, None], blend[:, None])
     aisle = sloped & (torch.remainder(z, 7.5) < 0.7)
     albedo = _put(albedo, seats, rgb((0.42, 0.42, 0.41), x) * (1 + 0.06 * stain)[:, None])
@@ -159,20 +150,17 @@ def structure_surface(
         (torch.remainder(z, 5.0) < 0.18)[:, None], rgb((0.30, 0.31, 0.33), x), rgb((0.58, 0.59, 0.61), x)
     )
     fascia = canopy & (normal[:, 0].abs() > 0.6) & (y > 5)
-    hue = _brand(r2)
     albedo = _put(albedo, canopy, panel * (1 + 0.05 * stain)[:, None])
-    albedo = _put(albedo, fascia, hue)
+    albedo = _put(albedo, fascia, brand)
     board = material == models.BOARD
     face = board & (normal[:, 2].abs() > 0.6)
     albedo = _put(albedo, board, rgb((0.20, 0.20, 0.21), x))
-    second = _brand(r1)
-    wave = torch.sin(x * (0.8 + 1.5 * r1) + r2 * 6 + 0.5 * torch.sin(y * 1.7)) + (y - 4.8) * (r0 - 0.3) * 1.3
-    art = torch.where((wave > 0.3)[:, None], second, hue)
-    disc = torch.hypot(x + 2.2 * (r2 - 0.5), (y - torch.where(y > 5.4, 6.5, 4.6))) < 0.55 + 0.4 * r1
-    letters = ((torch.remainder(x * 1.3 + r0 * 3, 1.0) < 0.62) & (torch.remainder(y + 0.2 * r1, 1.55) < 0.52)
-               & (torch.frac(torch.floor(x * 1.3 + r0 * 3) * 0.618) > 0.25))  # fmt: skip
-    art = _put(art, disc | letters, rgb((0.78, 0.78, 0.75), x))
-    art = torch.lerp(art, 0.5 * (hue + second), smoothstep(0.25, 1.2, foot)[:, None])
+    middle = torch.where(y > 5.4, 6.5, 4.6)
+    disc = torch.hypot(torch.remainder(x + 1.6, 3.2) - 1.6, y - middle) < 0.62
+    line = (y - middle).abs() < 0.16
+    mark = (disc | line).to(torch.float32)
+    mark = torch.lerp(mark, torch.full_like(mark, 0.35), smoothstep(0.25, 1.2, foot))
+    art = torch.lerp(brand, rgb((0.78, 0.78, 0.75), x).expand_as(brand), mark[:, None])
     albedo = _put(albedo, face, art)
     glow = _put(glow, face, art * (0.85 * look.lamps))
     albedo = _put(albedo, material == models.POST, rgb((0.16, 0.16, 0.17), x))
@@ -197,11 +185,11 @@ def card_surface(look: WorldLook, kind: Tensor, identity: Tensor, across: Tensor
     green = torch.lerp(rgb((0.040, 0.090, 0.016), up), rgb((0.120, 0.140, 0.024), up), warm)
     green = _put(green, conifer, torch.lerp(rgb((0.018, 0.055, 0.022), up), rgb((0.040, 0.080, 0.022), up), warm))
     green = green * rgb(look.grass, up)
-    depth = (0.62 + 0.55 * up).clamp(0.5, 1.15) * (1 + 0.38 * leaves + 0.20 * fine + 0.12 * broad).clamp(0.2, 2.2)
+    depth = (0.62 + 0.55 * up).clamp(0.5, 1.15) * (1 + 0.18 * leaves + 0.05 * fine + 0.10 * broad).clamp(0.2, 2.2)
     trunk = (kind == 0) & (up < 0.36) & (across.abs() < 0.05) | conifer & (up < 0.09) & (across.abs() < 0.025)
     albedo = _put(green * depth[:, None], trunk, rgb((0.075, 0.052, 0.035), up) * (1 + 0.2 * fine)[:, None])
     stone = (
-        rgb((0.23, 0.215, 0.195), up) * rgb(look.ground, up) * (1 + 0.18 * fine + 0.14 * leaves + 0.15 * broad)[:, None]
+        rgb((0.23, 0.215, 0.195), up) * rgb(look.ground, up) * (1 + 0.05 * fine + 0.09 * leaves + 0.12 * broad)[:, None]
     )
     albedo = _put(albedo, rock, stone * (0.6 + 0.6 * up).clamp(0.6, 1.1)[:, None])
     if look.snow:

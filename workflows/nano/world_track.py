@@ -142,7 +142,7 @@ class Track:
         }[biome]
         gaps = []
         for lane, start, drift in ((-1, rng.uniform(9, 16), -1), (1, rng.uniform(-13, -5), 1)):
-            mean, swing, period = rng.uniform(8, 15), rng.uniform(24, 34), rng.uniform(15, 23)
+            mean, swing, period = rng.uniform(8, 15), rng.uniform(20, 28), rng.uniform(24, 34)
             phase = math.asin(max(-0.95, min(0.95, (start - mean) / swing)))
             phase = math.pi - phase if drift < 0 else phase
             lane_offset = lane * rng.uniform(3.15, 3.4)
@@ -165,7 +165,7 @@ class Track:
             built=built,
             bare=bare,
             rails=rng.uniform(0.4, 0.7),
-            speed=rng.uniform(33, 42),
+            speed=rng.uniform(19, 25),
             surge=tuple((rng.uniform(1.5, 3.0) / w, w, rng.uniform(0, 6.3)) for w in (0.5, 0.9)),
             sway=tuple((rng.uniform(0.08, 0.15), w, rng.uniform(0, 6.3)) for w in (0.7, 1.3)),
             gaps=tuple(gaps),
