@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from comfy_api.latest import io
 
+from ...kernels.dispatch import offer_host_attention
 from .. import host
 from ..host import CATEGORY, H3_DECODER, H3_ENCODER, socket
-from . import Decoder, Encoder, load_decoder, load_encoder, usual_dtype
+from . import DecodeMode, Decoder, Encoder, load_decoder, load_encoder, usual_dtype
 
 KIND, ALSO = "vae_approx", ("vae",)
 DTYPES = {"auto": None, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -90,12 +91,23 @@ class LoadDecoderNode(io.ComfyNode):
                     "student (6.5 GB, finer). The file is recognised by its tensors, not by its name.",
                 ),
                 io.Combo.Input("dtype", options=list(DTYPES), default="auto", tooltip=DTYPE_TOOLTIP),
+                io.Combo.Input(
+                    "mode",
+                    options=list(get_args(DecodeMode)),
+                    default="pair",
+                    optional=True,
+                    tooltip="Only for the ViT, which works on pairs of latents. 'pair': a lone latent waits for its partner, as "
+                    "released. 'early_single' shows it at once (about 20 % more decoding), 'early_pair' more carefully (40 %).",
+                ),
             ],
             outputs=[socket(H3_DECODER).Output("decoder", display_name="decoder")],
         )
 
     @classmethod
-    def execute(cls, decoder_name: str, dtype: str) -> io.NodeOutput:
+    def execute(cls, decoder_name: str, dtype: str, mode: DecodeMode = "pair") -> io.NodeOutput:
+        if mode not in get_args(DecodeMode):
+            raise ValueError(f"Load H3 Decoder: mode {mode!r} is unknown; choose one of {list(get_args(DecodeMode))}")
         path = host.model_path(decoder_name, KIND, ALSO)
-        codec = load_decoder(path, device="cpu", dtype=choose_dtype(dtype, path, "Load H3 Decoder"))
+        codec = load_decoder(path, device="cpu", dtype=choose_dtype(dtype, path, "Load H3 Decoder"), mode=mode)
+        offer_host_attention(host.attention())
         return io.NodeOutput(HostDecoder(codec, host.managed(codec.layers)))

@@ -64,6 +64,13 @@ class Encoder(Codec, Protocol):
 
 @runtime_checkable
 class Decoder(Codec, Protocol):
-    """Latents to RGB frames, strictly causal with bounded memory."""
+    """Latents to RGB frames, strictly causal with bounded memory.
 
-    def stream(self) -> DecoderStream: ...
+    A stream that begins at latent `clock`, a multiple of 30, gives the same frames as one from the start of the clip once
+    it has taken `reach` latents: this is how a decoder's memory is rebuilt.
+    """
+
+    @property
+    def reach(self) -> int: ...
+
+    def stream(self, clock: int = 0) -> DecoderStream: ...

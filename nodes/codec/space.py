@@ -83,10 +83,11 @@ def check_frames(frames: Tensor, ratio: int) -> None:
         raise CodecError(f"Frames of type {frames.dtype} arrived; the encoder needs floats in [0, 1]. Divide by 255.")
 
 
-def check_latents(latents: Tensor, channels: int, first: int, grid: tuple[int, int] | None) -> None:
+def check_latents(latents: Tensor, channels: int, first: int, grid: tuple[int, int] | None, chunk: int) -> None:
     """Refuse latents that are not finite [channels, n, h, w] on the grid of the stream.
 
-    `first` is the index in the stream of the first latent given; a bad latent is named by that clock.
+    `first` is the index in the stream of the first latent given, `chunk` counts the pushes before this one; both name
+    a bad latent.
     """
     shape = tuple(latents.shape)
     if latents.ndim != 4 or shape[0] != channels:
@@ -105,6 +106,6 @@ def check_latents(latents: Tensor, channels: int, first: int, grid: tuple[int, i
     if not bool(finite.all()):
         bad = first + int((~finite).nonzero()[0, 0])
         raise CodecError(
-            f"Latent {bad} of the stream holds NaN or infinite values; a decoder needs finite latents. "
+            f"Latent {bad} of the stream, in chunk {chunk}, holds NaN or infinite values; a decoder needs finite latents. "
             "Lower the guidance or use a wider dtype for the model (bf16 or fp32)."
         )

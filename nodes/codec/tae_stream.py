@@ -18,7 +18,7 @@ from .space import (
     check_latents,
     frames_to_drop,
 )
-from .tae import SPATIAL_RATIO, Memory, fold, run, unfold
+from .tae import SPATIAL_RATIO, MemBlock, Memory, fold, run, unfold
 
 
 class TAEPart:
@@ -95,16 +95,22 @@ class TAEEncoderStream:
 class TAEDecoder(TAEPart):
     """Streaming decoder over the `decoder.*` half of a TAE."""
 
-    def stream(self) -> TAEDecoderStream:
-        return TAEDecoderStream(self)
+    @property
+    def reach(self) -> int:
+        """Latents after which nothing of an earlier one is left in the memory: each block remembers one step."""
+        return sum(isinstance(layer, MemBlock) for layer in self.layers)
+
+    def stream(self, clock: int = 0) -> TAEDecoderStream:
+        """A new stream; `clock` is the absolute index of its first latent, whose memory is empty in any case."""
+        return TAEDecoderStream(self, clock)
 
 
 class TAEDecoderStream:
     """One latent sequence being decoded: 1, 4, 4, 4, 4, 1, 4, ... frames per latent, nothing ever held back."""
 
-    def __init__(self, decoder: TAEDecoder) -> None:
+    def __init__(self, decoder: TAEDecoder, clock: int = 0) -> None:
         self._decoder = decoder
-        self._latents = 0
+        self._latents, self._chunks = clock, 0
         self._memory: Memory = {}
         self._grid: tuple[int, int] | None = None
         self._over = False
@@ -113,8 +119,9 @@ class TAEDecoderStream:
         """Normalised latents [24, n, h, w] -> frames float32 [m, 3, 16h, 16w] in [0, 1] on the codec's device."""
         if self._over:
             raise CodecError("A latent arrived after flush; the stream is over. Start a new stream.")
-        check_latents(latents, LATENT_CHANNELS, self._latents, self._grid)
+        check_latents(latents, LATENT_CHANNELS, self._latents, self._grid, self._chunks)
         self._grid = (latents.shape[2], latents.shape[3])
+        self._chunks += 1
         with torch.inference_mode():
             done = [self._step(latent) for latent in latents.unbind(1)]
         return torch.cat(done) if done else self._nothing()

@@ -121,24 +121,42 @@ class Attend(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
 
+def turning_rates(config: ViTConfig) -> Tensor:
+    """Rotary frequencies of one axis, float64 [freqs]."""
+    return ROPE_THETA ** (-torch.arange(config.rope_freqs, dtype=torch.float64) / config.rope_freqs)
+
+
+def space_angles(config: ViTConfig, windows: Windows, tokens: Tensor) -> Tensor:
+    """Angles of row and column for these token numbers, then of the suffix: float64 [tokens + suffix, 2 * freqs]."""
+    ids = torch.stack(windows.local_ids(tokens), dim=1).double()
+    angles = ((ids + 0.5) / config.window * 2 - 1)[..., None] * turning_rates(config) * 2 * math.pi
+    return torch.cat((angles.flatten(1), angles.new_zeros(config.suffix, 2 * config.rope_freqs)))
+
+
+def time_angles(config: ViTConfig, clock: int, latents: int, suffix_clock: int) -> Tensor:
+    """Angles of latents clock, clock + 1, ... and of the suffix: float64 [latents + 1, freqs].
+
+    Time is absolute, so angles grow without end: they are formed in float64 on the host.
+    """
+    times = torch.tensor([*range(clock, clock + latents), suffix_clock], dtype=torch.float64)
+    return ((times + 0.5) / TIME_SPAN * 2 - 1)[:, None] * turning_rates(config) * 2 * math.pi
+
+
 class Layout:
     """Token orders and rotary tables of a chunk of `latents` on a grid, for plain (0) and shifted (1) layers."""
 
     def __init__(self, config: ViTConfig, grid: tuple[int, int], latents: int, device: torch.device) -> None:
         self.windows = tuple(Windows(grid, config.window, s, config.suffix) for s in (0, config.window // 2))
-        self.latents, self.device = latents, device
+        self.latents, self.device, self._config = latents, device, config
         orders = [self._with_suffix(w.order(latents), config.suffix) for w in self.windows]
         inverse = [torch.argsort(order) for order in orders]
         self.enter = orders[0].to(device)  # raster -> plain
         self.change = (inverse[1][orders[0]].to(device), inverse[0][orders[1]].to(device))  # to plain, to shifted
         self.leave = tuple(i[: latents * grid[0] * grid[1]].to(device) for i in inverse)  # to raster, suffix dropped
-        freqs = ROPE_THETA ** (-torch.arange(config.rope_freqs, dtype=torch.float64) / config.rope_freqs)
-        self._freqs, self._space, self._latent_of = freqs, [], []
+        self._space, self._latent_of = [], []
         for windows, order in zip(self.windows, orders, strict=True):
             tokens = order[: -config.suffix]
-            ids = torch.stack(windows.local_ids(tokens), dim=1).double()
-            angles = ((ids + 0.5) / config.window * 2 - 1)[..., None] * freqs * 2 * math.pi
-            angles = torch.cat((angles.flatten(1), angles.new_zeros(config.suffix, 2 * config.rope_freqs)))
+            angles = space_angles(config, windows, tokens)
             self._space.append(Rope(angles.cos().float().to(device), angles.sin().float().to(device)))
             latent_of = torch.cat((tokens // (grid[0] * grid[1]), torch.full((config.suffix,), latents)))
             self._latent_of.append(latent_of.to(device))
@@ -148,12 +166,8 @@ class Layout:
         return torch.cat((order, len(order) + torch.arange(suffix)))
 
     def rope(self, clock: int, suffix_clock: int) -> tuple[Rope, Rope]:
-        """Tables for latents clock, clock + 1, ... and suffix tokens at `suffix_clock`, for both kinds of layer.
-
-        Time is absolute, so angles grow without end: they are formed in float64 on the host.
-        """
-        times = torch.tensor([*range(clock, clock + self.latents), suffix_clock], dtype=torch.float64)
-        angles = ((times + 0.5) / TIME_SPAN * 2 - 1)[:, None] * self._freqs * 2 * math.pi
+        """Tables for latents clock, clock + 1, ... and suffix tokens at `suffix_clock`, for both kinds of layer."""
+        angles = time_angles(self._config, clock, self.latents, suffix_clock)
         cos, sin = angles.cos().float().to(self.device), angles.sin().float().to(self.device)
         plain, shifted = (
             Rope(torch.cat((cos[latent_of], space.cos), 1), torch.cat((sin[latent_of], space.sin), 1))
@@ -238,19 +252,33 @@ class CausalViT(nn.Module):
         Pixels are ImageNet-normalised float32, alignment frames included. `rope` holds the tables of plain and of
         shifted layers.
         """
-        *lead, chunk, _, height, width = latents.shape
-        x = rearrange(denormalise(latents), "... t c h w -> ... (t h w) c")
-        x = self.x_embedder(F.linear(x, self.post_quant_conv.weight.flatten(1), self.post_quant_conv.bias))
-        suffix = F.pad(self.register_tokens[0], (0, 0, 0, 1))
-        x = torch.cat((x, suffix.expand(*lead, -1, -1)), dim=-2)
-        x = x.to(self.compute_dtype).float().index_select(-2, layout.enter)
+        *_, chunk, _, height, width = latents.shape
+        x = self.embed(latents).index_select(-2, layout.enter)
         for layer, block in enumerate(self.blocks):
             if layer:
                 x = x.index_select(-2, layout.change[layer % 2])
             x = block(x, rope[layer % 2], layer, attend)
         x = x.index_select(-2, layout.leave[(self.config.layers - 1) % 2])
         x = x.unflatten(-2, (chunk, height, width))[..., shown, :, :, :]
-        pixels = self.proj_out(self.norm_out(x))
+        return self.arrange(self.proj_out(self.norm_out(x)))
+
+    def embed(self, latents: Tensor) -> Tensor:
+        """Normalised latents [..., C, 24, h, w] -> tokens in picture order, then the suffix, float32 [..., n, hidden].
+
+        Values are rounded to the compute dtype, as the released decoder rounds them.
+        """
+        return self.embed_raw(denormalise(latents))
+
+    def embed_raw(self, latents: Tensor) -> Tensor:
+        """`embed` of raw latents, float32."""
+        x = rearrange(latents, "... t c h w -> ... (t h w) c")
+        x = self.x_embedder(F.linear(x, self.post_quant_conv.weight.flatten(1), self.post_quant_conv.bias))
+        suffix = F.pad(self.register_tokens[0], (0, 0, 0, 1))
+        x = torch.cat((x, suffix.expand(*x.shape[:-2], -1, -1)), dim=-2)
+        return x.to(self.compute_dtype).float()
+
+    def arrange(self, pixels: Tensor) -> Tensor:
+        """Output rows [..., h, w, 3 * 4 * patch * patch] -> pictures [..., 4, 3, H, W]."""
         return rearrange(
             pixels, "... h w (c s p q) -> ... s c (h p) (w q)", c=3, s=FRAMES_PER_LATENT, p=self.config.patch
         )

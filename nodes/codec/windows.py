@@ -15,6 +15,8 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
+from ...kernels import segments
+
 CHUNK_LATENTS = 2  # latents decoded together
 CACHE_LATENTS = 4  # earlier latents whose keys stay visible
 SLOTS = CACHE_LATENTS + CHUNK_LATENTS
@@ -87,6 +89,29 @@ class Windows:
     def hidden_rows(self, used: int) -> Tensor:
         """Ring rows a global query must not see: slots not yet written and all suffix copies but the first. [rows]"""
         hidden = torch.ones(self.rows, dtype=torch.bool)
-        hidden[self.slot_rows(tuple(range(used)))] = False
-        hidden[: self.suffix] = False
+        for first, count in self.spans(used):
+            hidden[first : first + count] = False
         return hidden
+
+    def segments(self, latents: int, used: int, device: torch.device) -> segments.Segments:
+        """The windows as attention segments, for `latents` queried and the first `used` slots visible."""
+        return segments.Segments.of(
+            tuple(
+                segments.Group(
+                    group.windows,
+                    latents * group.tokens,
+                    self.suffix + used * group.tokens,
+                    self.suffix + SLOTS * group.tokens,
+                )
+                for group in self.groups
+            ),
+            device,
+        )
+
+    def spans(self, used: int) -> list[tuple[int, int]]:
+        """What a global query sees, (first ring row, rows): the first copy of the suffix and every used slot once."""
+        first, *rest = zip(self.bases, self.members, strict=True)
+        return [
+            (first[0], self.suffix + used * len(first[1])),
+            *((base + self.suffix, used * len(member)) for base, member in rest),
+        ]

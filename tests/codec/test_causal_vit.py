@@ -349,7 +349,7 @@ def test_bad_latents_are_refused_and_named(decoders, z):
         (z[:, 0], r"\[24, latents"),
         (z[:, :1, :, :0], "empty picture grid"),
         (z[:, :1, :4], "one size"),
-        (holed, "Latent 5 of the stream holds NaN"),
+        (holed, "Latent 5 of the stream, in chunk 1, holds NaN"),
     ):
         with pytest.raises(CodecError, match=says):
             stream.push(bad)

@@ -258,7 +258,7 @@ def test_bad_latents_are_refused_and_named(decoder, latents):
         (latents[:, 0], r"\[24, latents"),
         (latents[:, :1, :0], "empty picture grid"),
         (latents[:, :1, :1], "one size"),
-        (holed, "Latent 6 of the stream holds NaN"),
+        (holed, "Latent 6 of the stream, in chunk 1, holds NaN"),
     ):
         with pytest.raises(CodecError, match=says):
             stream.push(bad)
