@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from ..model.config import RELEASE, ConfigError, H3Config
 from .checkpoint import Checkpoint
 from .detect import STREAM_PREFIX, Recognition, h3_config
+from .forms import LOW_RANK
 from .header import CheckpointError
 from .layouts import BLOCKS, INV_FREQ, REFINER, Layout, Recipe, native_names, native_shape, natural
 
 EXAMPLE_KEY = "streamrender_h3.example"  # metadata: a model made to try the pack with, of any number of blocks
+TRIM_LAYERS = 42  # blocks that FastH3 Trim keeps of the fifty
 _SHOWN = 8
 
 
@@ -30,6 +32,7 @@ class Audit:
 
     Attributes:
         config: sizes of the model; None where tensors that carry a size are missing or contradict each other.
+        form_sizes: sizes of its modulation's form that the config does not hold.
         recipes: canonical name -> how to make it, in names of the file.
         missing, unexpected: names in the file's own spelling.
         mismatched: wrong shapes.
@@ -37,6 +40,7 @@ class Audit:
     """
 
     config: H3Config | None
+    form_sizes: Mapping[str, int]
     recipes: Mapping[str, Recipe]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -78,13 +82,15 @@ def audit(checkpoint: Checkpoint, recognition: Recognition) -> Audit:
     blocks, refiner = (sorted(layout.stack_indices(stack, tensors)) for stack in (BLOCKS, REFINER))
     problems = [*_numbering(layout, BLOCKS, blocks), *_numbering(layout, REFINER, refiner)]
 
-    names = native_names(blocks, refiner, gates=recognition.gates > 0)
+    form = recognition.form
+    names = native_names(blocks, refiner, gates=recognition.gates > 0, form=form)
     recipes = {name: layout.recipe(name) for name in names}
-    if not all(source in tensors for source in recipes[INV_FREQ].sources):
-        del recipes[INV_FREQ]  # computed when absent: it holds nothing that was learned
+    for name in (INV_FREQ, *form.optional):  # inv_freq is computed when absent: it holds nothing that was learned
+        if name in recipes and not all(source in tensors for source in recipes[name].sources):
+            del recipes[name]
     wanted = [source for recipe in recipes.values() for source in recipe.sources]
     missing = [name for name in wanted if name not in tensors]
-    unexpected = set(tensors).difference(wanted)
+    unexpected = {name for name in set(tensors).difference(wanted) if not form.is_spare(name)}
 
     config = None
     if not problems:
@@ -93,7 +99,8 @@ def audit(checkpoint: Checkpoint, recognition: Recognition) -> Audit:
         except ConfigError as error:
             if not missing:
                 problems.append(str(error).rstrip("."))
-    mismatched = _mismatches(recognition, recipes, config) if config else []
+    form_sizes = _form_sizes(recognition, recipes)
+    mismatched = _mismatches(recognition, recipes, config, form_sizes) if config else []
     if config:
         problems += _block_count(checkpoint, recognition, config)
 
@@ -102,6 +109,7 @@ def audit(checkpoint: Checkpoint, recognition: Recognition) -> Audit:
 
     return Audit(
         config,
+        form_sizes,
         {
             name: replace(recipe, sources=tuple(recognition.prefix + source for source in recipe.sources))
             for name, recipe in recipes.items()
@@ -123,18 +131,41 @@ def _numbering(layout: Layout, stack: str, indices: list[int]) -> list[str]:
 
 def _block_count(checkpoint: Checkpoint, recognition: Recognition, config: H3Config) -> list[str]:
     """A model that lost its last blocks looks whole; only a number from elsewhere tells."""
-    if EXAMPLE_KEY in checkpoint.metadata:
+    if EXAMPLE_KEY in checkpoint.metadata or recognition.layout is None:
         return []
     found = (config.layers, config.refiner_layers)
-    if recognition.prefix == STREAM_PREFIX and config.hidden == RELEASE.hidden:
-        wanted, who = (RELEASE.layers, RELEASE.refiner_layers), "StreamRender-H3"
-    else:
-        beside = h3_config(checkpoint)
-        refiner = beside.get("num_refiner_layers", beside.get("token_refiner_num_layers", found[1]))
-        wanted, who = (beside.get("num_layers", found[0]), refiner), "the model of its config.json"
+    beside = h3_config(checkpoint)
+    refiner = beside.get("num_refiner_layers", beside.get("token_refiner_num_layers", found[1]))
+    wanted, who = (beside.get("num_layers", found[0]), refiner), "the model of its config.json"
+    if config.hidden == RELEASE.hidden and (recognition.prefix == STREAM_PREFIX or "num_layers" not in beside):
+        wanted, who = (RELEASE.layers, RELEASE.refiner_layers), "MiniMax-H3"
+        if recognition.prefix == STREAM_PREFIX:
+            who = "StreamRender-H3"
+        elif recognition.form is LOW_RANK:
+            wanted, who = (TRIM_LAYERS, RELEASE.refiner_layers), "FastH3 Trim"
     if found == wanted:
         return []
-    return [f"the model has {found[0]} blocks and {found[1]} refiner blocks, {who} has {wanted[0]} and {wanted[1]}"]
+    layout, shown = recognition.layout, []
+    for stack, count, needed in zip((BLOCKS, REFINER), found, wanted, strict=True):
+        if count != needed:
+            spelled = f"{recognition.prefix}{layout.stacks.get(stack, stack)}.{min(count, needed)}.norm1.weight"
+            shown.append(f"tensor '{spelled}' is {'not there' if count < needed else 'one too many'}")
+    return [
+        f"the model has {found[0]} blocks and {found[1]} refiner blocks, {who} has {wanted[0]} and {wanted[1]}: "
+        + ", ".join(shown)
+    ]
+
+
+def _form_sizes(recognition: Recognition, recipes: Mapping[str, Recipe]) -> dict[str, int]:
+    """Sizes of the modulation's form that no config holds: rank, grid, number of times."""
+    tensors = recognition.tensors or {}
+    sizes = {}
+    for size, (name, dimension) in recognition.form.sizes.items():
+        shape = (
+            tensors[recipes[name].sources[0]].shape if name in recipes and recipes[name].sources[0] in tensors else ()
+        )
+        sizes[size] = shape[dimension] if dimension < len(shape) else 0
+    return sizes
 
 
 def _config(checkpoint: Checkpoint, recognition: Recognition, recipes: Mapping[str, Recipe]) -> H3Config:
@@ -153,12 +184,14 @@ def _config(checkpoint: Checkpoint, recognition: Recognition, recipes: Mapping[s
     return replace(H3Config.from_shapes(shapes), rope_theta=theta)
 
 
-def _mismatches(recognition: Recognition, recipes: Mapping[str, Recipe], config: H3Config) -> list[Mismatch]:
+def _mismatches(
+    recognition: Recognition, recipes: Mapping[str, Recipe], config: H3Config, form_sizes: Mapping[str, int]
+) -> list[Mismatch]:
     tensors = recognition.tensors or {}
     return [
         Mismatch(source, expected, tensors[source].shape)
         for name, recipe in recipes.items()
-        for expected in [recipe.source_shape(native_shape(name, config))]
+        for expected in [recipe.source_shape(native_shape(name, config, recognition.form, form_sizes))]
         for source in recipe.sources
         if source in tensors and tensors[source].shape != expected
     ]
@@ -168,4 +201,5 @@ def _listed(what: str, items: tuple[str, ...] | list[str]) -> list[str]:
     if not items:
         return []
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return [f"{len(items)} {what}{'s' if len(items) > 1 else ''}: {', '.join(items[:_SHOWN])}{more}"]
+    noun = what if len(items) == 1 else what.replace("tensor", "tensors")
+    return [f"{len(items)} {noun}: {', '.join(items[:_SHOWN])}{more}"]

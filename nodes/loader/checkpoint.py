@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -38,6 +40,15 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+@dataclass(frozen=True)
+class FileSpan:
+    """The bytes [start, start + nbytes) of a file."""
+
+    path: Path
+    start: int
+    nbytes: int
 
 
 class Checkpoint:
@@ -49,11 +60,16 @@ class Checkpoint:
         tensors: every tensor of every file by its name in the file.
         metadata: the texts in the files' headers, of all files together.
         config: the `config.json` beside the files, empty when there is none.
+        index: name of the index json that lists the files, empty for a single file.
+        storage: how quantised weights are stored, in words; empty when `tensors` are what the files hold.
     """
 
-    def __init__(self, path: Path, headers: tuple[Header, ...]) -> None:
+    storage = ""
+
+    def __init__(self, path: Path, headers: tuple[Header, ...], index: str = "") -> None:
         self.path = path
         self.headers = headers
+        self.index = index
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
         self._home: dict[str, Header] = {}
@@ -96,6 +112,12 @@ class Checkpoint:
                     file.seek(start)
                     digest.update(file.read(_SAMPLE_BYTES))
         return digest.hexdigest()
+
+    def span(self, name: str) -> FileSpan:
+        """Where the bytes of tensor `name` lie. KeyError if there is none."""
+        header = self._home[name]
+        info = header.tensors[name]
+        return FileSpan(header.path, info.start, info.nbytes)
 
     def read(self, name: str) -> torch.Tensor:
         """Tensor `name` on the CPU in the file's dtype, backed by a private memory map. KeyError if there is none.
@@ -204,7 +226,7 @@ def _open_index(index: Path, named: Path) -> Checkpoint:
         if not shard.exists():
             raise CheckpointError(
                 shard,
-                found=f"the shard is missing; {index.name} lists it",
+                found=f"the shard is missing; {index.name} lists it for {_some(listed, file)}",
                 needed=f"all {len(set(listed.values()))} shards in one folder",
                 remedy=f"Download {file} into {index.parent}.",
             )
@@ -217,11 +239,17 @@ def _open_index(index: Path, named: Path) -> Checkpoint:
                 found=f"tensor '{absent[0]}' is not in the shard, but {index.name} says so"
                 if absent
                 else f"the shard holds tensor '{extra[0]}', which {index.name} does not list there",
-                needed="shards and index of one download",
+                needed=f"the {sum(home == file for home in listed.values())} tensors that {index.name} lists for it",
                 remedy="Download the shards and the index again.",
             )
         headers.append(header)
-    return Checkpoint(named, tuple(headers))
+    return Checkpoint(named, tuple(headers), index.name)
+
+
+def _some(listed: Mapping[str, str], file: str) -> str:
+    """The tensors an index places in `file`: the first by name, the others by number."""
+    names = [name for name, home in listed.items() if home == file]
+    return f"tensor '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _weight_map(index: Path) -> dict[str, str]:

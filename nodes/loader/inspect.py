@@ -10,7 +10,10 @@ from typing import Any
 
 from .audit import audit
 from .checkpoint import Checkpoint, open_checkpoint
-from .detect import KIND_H3, recognise
+from .detect import recognise
+from .header import CheckpointError
+from .marks import KIND_H3
+from .quant_checkpoint import without_codes
 
 _SHOWN = 20
 
@@ -35,6 +38,7 @@ class Report:
         tensors, parameters, bytes: in all; `dtypes` the same per dtype.
         adaln: full, curve, low rank, baked or absent. `storage`: plain or the quantised form.
         gates: gate projections of a sparse-attention branch.
+        doubts: what the file does not tell and is assumed.
         loadable: whether `load_h3` reads it; `reason` says why not and what to do.
     """
 
@@ -52,6 +56,9 @@ class Report:
     gates: int
     qkv_order: str
     qkv_reason: str
+    gate_order: str
+    gate_reason: str
+    doubts: tuple[str, ...]
     config: Mapping[str, Any] | None
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -85,6 +92,7 @@ class Report:
                 ("AdaLN", self.adaln),
                 ("gates", str(self.gates) if self.gates else "none"),
                 ("qkv rows", f"{self.qkv_order} ({self.qkv_reason})"),
+                ("fc1 halves", f"{self.gate_order} ({self.gate_reason})"),
                 (
                     "sizes",
                     ", ".join(f"{name} {value}" for name, value in (self.config or {}).items()) or "not readable",
@@ -93,20 +101,22 @@ class Report:
                 ("unexpected", _short(self.unexpected)),
                 ("wrong shape", _short(self.wrong_shapes)),
                 *(("problem", problem) for problem in self.problems),
+                *(("assumed", doubt) for doubt in self.doubts),
             ]
         lines.append(("loads", "yes" if self.loadable else f"no: {self.reason}"))
         return "\n".join(f"{name:<12} {value}".rstrip() for name, value in lines if value)
 
 
-def inspect_file(path: str | os.PathLike[str]) -> Report:
+def inspect_file(path: str | os.PathLike[str], qkv_order: str = "auto", gate_order: str = "auto") -> Report:
     """Report on a safetensors file, a set of shards or a folder. Reads headers only, whatever the size of the file.
 
     Raises:
         CheckpointError: the file cannot be read as safetensors at all (missing, cut, damaged, another format).
     """
     checkpoint = open_checkpoint(path)
-    recognition = recognise(checkpoint)
-    found = audit(checkpoint, recognition) if recognition.kind == KIND_H3 else None
+    plain = _without_codes(checkpoint)
+    recognition = recognise(plain, qkv_order, gate_order)
+    found = audit(plain, recognition) if recognition.kind == KIND_H3 else None
     reason = ". ".join(recognition.refusal) if recognition.refusal else ""
     if found and not reason and not found.complete:
         reason = "it is not complete, see above. Download it again, or pick the unmodified file of its publisher."
@@ -125,6 +135,9 @@ def inspect_file(path: str | os.PathLike[str]) -> Report:
         gates=recognition.gates,
         qkv_order=recognition.qkv_order,
         qkv_reason=recognition.qkv_reason,
+        gate_order=recognition.gate_order,
+        gate_reason=recognition.gate_reason,
+        doubts=recognition.doubts,
         config=asdict(found.config) if found and found.config else None,
         missing=found.missing if found else (),
         unexpected=found.unexpected if found else (),
@@ -138,6 +151,14 @@ def inspect_file(path: str | os.PathLike[str]) -> Report:
         reason=reason,
         metadata=dict(checkpoint.metadata),
     )
+
+
+def _without_codes(checkpoint: Checkpoint) -> Checkpoint:
+    """The plain view of a quantised checkpoint; one that is stored in a way nobody reads is reported as it is."""
+    try:
+        return without_codes(checkpoint)
+    except CheckpointError:
+        return checkpoint
 
 
 def _by_dtype(checkpoint: Checkpoint) -> dict[str, Stored]:

@@ -2,23 +2,23 @@
 
 Canonical here and in the model: MiniMax's own tensor names without prefix, the qkv projection stacked (all of q, then
 all of k, then all of v), the first MLP projection gate half first. Every other layout is a table of renamings plus an
-operation on rows; nothing is ever transposed.
+operation on rows; nothing is ever transposed. The same tables read adapters: rows of a LoRA's up factor are rows of the
+weight.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from einops import rearrange
 
 from ..model.config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, H3Config
+from .forms import FULL, TIMES, Dims, Form
 
 # -------------------------------------------------------------------------------- the canonical tensors and their sizes
-
-Dims = tuple[str, ...]
 
 ROOT: Mapping[str, Dims] = {
     "video_patch_proj.weight": ("hidden", "video_row"),
@@ -27,15 +27,9 @@ ROOT: Mapping[str, Dims] = {
     "audio_patch_proj.bias": ("hidden",),
     "condition_proj.weight": ("hidden", "text"),
     "condition_proj.bias": ("hidden",),
-    "time_embedder.proj_in.weight": ("time_hidden", "freq"),
-    "time_embedder.proj_in.bias": ("time_hidden",),
-    "time_embedder.proj_out.weight": ("time", "time_hidden"),
-    "time_embedder.proj_out.bias": ("time",),
     "rope.inv_freq": ("rope",),
     "token_refiner.final_norm.weight": ("hidden",),
     "final_layer.norm.weight": ("hidden",),
-    "final_layer.adaln_proj.linear.weight": ("final_adaln", "time"),
-    "final_layer.adaln_proj.linear.bias": ("final_adaln",),
     "final_layer.video_out.weight": ("video_row", "hidden"),
     "final_layer.video_out.bias": ("video_row",),
     "final_layer.audio_out.weight": ("audio_row", "hidden"),
@@ -51,7 +45,6 @@ CORE: Mapping[str, Dims] = {
     "mlp.fc1.weight": ("gate_up", "hidden"),
     "mlp.fc2.weight": ("hidden", "ffn"),
 }
-ADALN: Mapping[str, Dims] = {"adaln_proj.linear.weight": ("adaln", "time"), "adaln_proj.linear.bias": ("adaln",)}
 GATE: Mapping[str, Dims] = {"attn.to_gate_compress.weight": ("inner", "hidden")}
 
 BLOCKS, REFINER = "blocks", "token_refiner.blocks"
@@ -60,16 +53,20 @@ INV_FREQ = "rope.inv_freq"
 _STACKED_NAME = re.compile(rf"(?P<stack>{re.escape(REFINER)}|{BLOCKS})\.(?P<index>\d+)\.(?P<rest>.+)")
 
 
-def native_names(blocks: Iterable[int], refiner_blocks: Iterable[int], *, gates: bool = False) -> list[str]:
-    """Canonical names of a model with full AdaLN and these block numbers; 50 and 2 blocks make 535."""
-    block = [*CORE, *ADALN, *(GATE if gates else ())]
-    names = [*ROOT]
+def native_names(
+    blocks: Iterable[int], refiner_blocks: Iterable[int], *, gates: bool = False, form: Form = FULL
+) -> list[str]:
+    """Canonical names of a model with these block numbers; 50 and 2 blocks with full AdaLN make 535."""
+    block = [*CORE, *form.block, *(GATE if gates else ())]
+    names = [*ROOT, *form.root]
     names += [f"{REFINER}.{index}.{rest}" for index in refiner_blocks for rest in CORE]
     return names + [f"{BLOCKS}.{index}.{rest}" for index in blocks for rest in block]
 
 
-def native_shape(name: str, config: H3Config) -> tuple[int, ...]:
-    """Shape of the canonical tensor `name` in a model of `config`."""
+def native_shape(
+    name: str, config: H3Config, form: Form = FULL, form_sizes: Mapping[str, int] | None = None
+) -> tuple[int, ...]:
+    """Shape of the canonical tensor `name` in a model of `config` whose modulation has `form` with sizes `form_sizes`."""
     sizes = {
         "hidden": config.hidden,
         "video_row": config.video_features,
@@ -78,6 +75,7 @@ def native_shape(name: str, config: H3Config) -> tuple[int, ...]:
         "freq": config.freq_dim,
         "time_hidden": config.time_hidden,
         "time": config.time_dim,
+        "coordinates": config.time_dim,
         "rope": config.rope_freqs,
         "head": config.head_dim,
         "inner": config.inner,
@@ -86,9 +84,10 @@ def native_shape(name: str, config: H3Config) -> tuple[int, ...]:
         "gate_up": 2 * config.ffn,
         "adaln": MODALITIES * BLOCK_SLOTS * config.hidden,
         "final_adaln": FINAL_SLOTS * config.hidden,
+        **(form_sizes or {}),
     }
     stacked = _STACKED_NAME.fullmatch(name)
-    dims = ROOT[name] if stacked is None else {**CORE, **ADALN, **GATE}[stacked["rest"]]
+    dims = {**ROOT, **form.root}[name] if stacked is None else {**CORE, **form.block, **GATE}[stacked["rest"]]
     return tuple(sizes[dim] for dim in dims)
 
 
@@ -150,22 +149,27 @@ class Layout:
         stacks: canonical prefix of a stack of blocks -> prefix in the file.
         root: module outside blocks -> module in the file.
         block: module inside a block (or a refiner block) -> rule.
+        names: whole canonical tensor names, as patterns -> their names in the file. Asked first.
     """
 
     name: str
     stacks: Mapping[str, str] = field(default_factory=dict)
     root: Mapping[str, str] = field(default_factory=dict)
     block: Mapping[str, Rule] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def recipe(self, name: str) -> Recipe:
         """Recipe for the canonical tensor `name`."""
+        for pattern, spelling in self.names.items():
+            if match := re.fullmatch(pattern, name):
+                return Recipe((match.expand(spelling),))
         stacked = _STACKED_NAME.fullmatch(name)
         module, _, kind = (name if stacked is None else stacked["rest"]).rpartition(".")
         if stacked is None:
-            return Recipe((f"{self.root.get(module, module)}.{kind}",))
+            return Recipe((_dotted(self.root.get(module, module), kind),))
         rule = self.block.get(module, Rule((module,)))
         stack = f"{self.stacks.get(stacked['stack'], stacked['stack'])}.{stacked['index']}"
-        return Recipe(tuple(f"{stack}.{source}.{kind}" for source in rule.sources), rule.rows)
+        return Recipe(tuple(_dotted(stack, source, kind) for source in rule.sources), rule.rows)
 
     def stack_indices(self, stack: str, names: Iterable[str]) -> set[int]:
         """Block numbers of the canonical stack `stack` that occur among the file's `names`."""
@@ -173,8 +177,11 @@ class Layout:
         return {int(match[1]) for match in map(pattern.match, names) if match}
 
 
+def _dotted(*parts: str) -> str:
+    return ".".join(filter(None, parts))  # a table belongs to no module
+
+
 STACKED = Layout("native, stacked qkv")
-GROUPED = Layout("native, qkv grouped per head", block={"attn.qkv_proj": Rule(("attn.qkv_proj",), ungroup_heads)})
 DIFFUSERS = Layout(
     "diffusers",
     stacks={BLOCKS: "transformer_blocks", REFINER: "token_refiner.refiner_blocks"},
@@ -198,6 +205,43 @@ DIFFUSERS = Layout(
         "mlp.fc2": Rule(("ff.net.2",)),
     },
 )
+
+FASTVIDEO = replace(
+    DIFFUSERS,
+    name="FastVideo",
+    root={
+        **DIFFUSERS.root,
+        "time_embedder.proj_in": "time_embedder.fc_in",
+        "time_embedder.proj_out": "time_embedder.fc_out",
+    },
+    block={
+        **DIFFUSERS.block,
+        "attn.out_proj": Rule(("attn.to_out",)),
+        "mlp.fc1": Rule(("ff.fc_in",), swap_halves),
+        "mlp.fc2": Rule(("ff.fc_out",)),
+    },
+)
+BAKED = replace(
+    STACKED,
+    name="native, FastH3 pack",
+    block={"attn.to_gate_compress": Rule(("attn.vsa_gate",))},
+    names={
+        TIMES: "h3.fasth3.times",
+        r"blocks\.(\d+)\.adaln_table": r"h3.fasth3.blocks.\1.adaln",
+        r"final_layer\.adaln_table": "h3.fasth3.final.adaln",
+    },
+)
+FAMILIES = (STACKED, DIFFUSERS, FASTVIDEO, BAKED)
+
+
+def in_order(family: Layout, *, grouped: bool, up_first: bool) -> Layout:
+    """`family` with its rows in the given orders: what its names and shapes cannot tell."""
+    block = dict(family.block)
+    if len(block.get("attn.qkv_proj", Rule(("",))).sources) == 1:
+        block["attn.qkv_proj"] = Rule(("attn.qkv_proj",), ungroup_heads if grouped else keep)
+    (fc1,) = block.get("mlp.fc1", Rule(("mlp.fc1",))).sources
+    block["mlp.fc1"] = Rule((fc1,), swap_halves if up_first else keep)
+    return replace(family, block=block)
 
 
 def natural(name: str) -> list[int | str]:

@@ -6,89 +6,33 @@ and are read once per time grid to build lookup tables.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..model import (
-    FLOAT32_TENSORS,
-    H3,
-    AdaLNTables,
-    H3Config,
-    build_tables,
-    distinct_times,
-    inverse_frequencies,
-    save_tables,
-)
+from ..model import H3, AdaLNTables, H3Config, save_tables
 from .audit import audit
 from .checkpoint import Checkpoint, open_checkpoint
-from .detect import recognise
-from .layouts import INV_FREQ, Recipe
+from .detect import Recognition, recognise
+from .forms import CURVE, LOW_RANK, NOTHING, TABLES
+from .header import CheckpointError
+from .modulation_source import ModulationSource, Progress
+from .quant_checkpoint import without_codes
+from .quant_linear import AS_FP8, STORED, WEIGHTS, install, moved, quantise_model
+from .sidecar import read_sidecar, sidecar_beside
+from .table_cache import TableCache
+from .tensors import NativeTensors
+
+if TYPE_CHECKING:
+    from .adapters import Bound
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], None]  # (tensors done, tensors in all); may raise to interrupt
-
-
-class NativeTensors:
-    """Canonical tensors of a complete checkpoint, read one at a time in the file's dtype.
-
-    The float32 set comes as float32 whatever the file holds; names of those that had to be widened go to `widened`.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, config: H3Config, recipes: Mapping[str, Recipe]) -> None:
-        self.checkpoint = checkpoint
-        self.config = config
-        self.recipes = recipes
-        self.widened: set[str] = set()
-
-    def __call__(self, name: str) -> torch.Tensor:
-        """The canonical tensor `name` on the CPU; where its rows are kept as they lie, backed by the memory map."""
-        if name == INV_FREQ:
-            return self._inverse_frequencies()
-        recipe = self.recipes[name]
-        tensor = recipe.rows([self.checkpoint.read(source) for source in recipe.sources], self.config.heads)
-        if name in FLOAT32_TENSORS and tensor.dtype != torch.float32:
-            self.widened.add(name)
-            return tensor.float()
-        return tensor
-
-    def _inverse_frequencies(self) -> torch.Tensor:
-        """What the file holds; where it holds a rounding of the computed ones, or nothing, the computed ones."""
-        computed = inverse_frequencies(self.config.rope_freqs, self.config.rope_theta)
-        if INV_FREQ not in self.recipes:
-            return computed
-        stored = self.checkpoint.read(self.recipes[INV_FREQ].sources[0])
-        if stored.dtype == torch.float32:
-            return stored
-        self.widened.add(INV_FREQ)
-        return computed if torch.equal(computed.to(stored.dtype), stored) else stored.float()
-
-
-@dataclass(eq=False)
-class ModulationSource:
-    """Builds AdaLN tables from the checkpoint's full projections, once per set of times, and keeps them in memory."""
-
-    tensors: NativeTensors
-    dtype: torch.dtype
-    device: torch.device
-    _built: dict[tuple[float, ...], AdaLNTables] = field(default_factory=dict)
-
-    def tables(self, times: Iterable[float]) -> AdaLNTables:
-        """Tables on the model's device, in the model's dtype, for the distinct float32 values of `times`.
-
-        The first call for a set of times reads every projection once (26 GB for the released model).
-        """
-        ladder = distinct_times(times)
-        if ladder not in self._built:
-            identity = {"checkpoint": self.tensors.checkpoint.identity}
-            tables = build_tables(self.tensors, self.tensors.config, ladder, self.dtype, identity)
-            self._built[ladder] = tables.to(self.device)
-        return self._built[ladder]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +42,12 @@ class H3Model:
     Attributes:
         model: the network in table form, without time MLP and AdaLN projections, in eval mode.
         config: its sizes.
-        identity: SHA-256 of the checkpoint's headers, sizes and data samples.
+        identity: SHA-256 of the checkpoint's headers, sizes and data samples, and of the adapters on it.
         modulation: builds the tables the model runs on.
         metadata: the texts in the file's header.
         layout: the layout the file came in, in words.
         notes: what a person should know about the file: the order of its qkv rows and why, widened or unused tensors.
+        adapters: what was applied on top, in order.
     """
 
     model: H3
@@ -112,6 +57,7 @@ class H3Model:
     metadata: Mapping[str, str]
     layout: str
     notes: tuple[str, ...]
+    adapters: tuple[Bound, ...] = ()
 
 
 def load_h3(
@@ -120,68 +66,157 @@ def load_h3(
     dtype: torch.dtype,
     device: torch.device | str,
     qkv_order: str = "auto",
+    gate_order: str = "auto",
+    tables: str | os.PathLike[str] | None = None,
+    cache: TableCache | None = None,
+    weights: str = STORED,
+    quantise_on: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> H3Model:
     """Load an H3 transformer from a file, a shard, an index json or a folder, in any supported layout.
 
     On the CPU, weights that need neither conversion nor another dtype stay backed by the memory map.
-    `qkv_order` "stacked" or "grouped" overrides what the file's layout tells about its qkv rows.
+
+    Args:
+        qkv_order: "stacked" or "grouped" overrides what the file's layout tells about its qkv rows.
+        gate_order: "gate first" or "up first" overrides the same for the halves of the first MLP projection.
+        tables: a file of finished AdaLN tables to use in place of the checkpoint's projections; compared with them
+            where it has any. A checkpoint without any modulation takes the one such file beside it.
+        cache: where AdaLN tables outlive this process.
+        weights: "stored" keeps them as the file has them, in codes or plain; "fp8" quantises plain ones of the main blocks.
+        quantise_on: device that computes the codes; None for `device`.
+        progress: called with (tensors done, tensors in all); may raise to interrupt.
 
     Raises:
         CheckpointError: not an H3 model, a form that is not read, incomplete, cut or damaged.
+        TableError: `tables` does not belong to this checkpoint.
     """
+    if weights not in WEIGHTS:
+        raise ValueError(f"weights is '{weights}'. It must be one of {', '.join(WEIGHTS)}. Use '{STORED}'.")
     checkpoint = open_checkpoint(path)
-    tensors, label, notes = _native_tensors(checkpoint, qkv_order)
-    config, device = tensors.config, torch.device(device)
-    model = H3(config, adaln=False, device="meta", dtype=dtype)
+    tensors, recognition, notes = native_tensors(checkpoint, qkv_order, gate_order)
+    device = torch.device(device)
+    source = ModulationSource(tensors, dtype, device, cache=cache)
+    _give_tables(source, tables, notes)
+    model = H3(tensors.config, adaln=False, device="meta", dtype=dtype)
     wanted = model.state_dict()
     state: dict[str, torch.Tensor] = {}
     for done, (name, blank) in enumerate(wanted.items()):
-        state[name] = tensors(name).to(device=device, dtype=blank.dtype)
+        packed = tensors.packed(name)
+        if packed is None:
+            state[name] = tensors(name).to(device=device, dtype=blank.dtype)
+        else:
+            state |= install(model, name.removesuffix(".weight"), moved(packed, device))
         if progress:
             progress(done + 1, len(wanted))
     model.load_state_dict(state, strict=True, assign=True)
     model.eval().requires_grad_(False)
+    if weights == AS_FP8:
+        quantise_model(model, quantise_on or device)
 
     if tensors.widened:
         names = ", ".join(sorted(tensors.widened))
         notes.append(f"stored in less than float32 and widened, some precision is lost: {names}")
         log.warning("%s: %s. Prefer a file that keeps them in float32.", path, notes[-1])
-    source = ModulationSource(tensors, dtype, device)
-    return H3Model(model, config, checkpoint.identity, source, dict(checkpoint.metadata), label, tuple(notes))
+    return H3Model(
+        model,
+        tensors.config,
+        _identity(checkpoint, weights),
+        source,
+        dict(checkpoint.metadata),
+        recognition.label,
+        tuple(notes),
+    )
+
+
+def _identity(checkpoint: Checkpoint, weights: str) -> str:
+    """Of the checkpoint and of what was done to its weights."""
+    if weights == STORED:
+        return checkpoint.identity
+    return hashlib.sha256(f"{checkpoint.identity} {weights}".encode()).hexdigest()
 
 
 def write_tables(
-    checkpoint_path: str | os.PathLike[str], times: Iterable[float], out_path: str | os.PathLike[str]
+    checkpoint_path: str | os.PathLike[str],
+    times: Iterable[float],
+    out_path: str | os.PathLike[str],
+    *,
+    qkv_order: str = "auto",
+    progress: Progress | None = None,
 ) -> AdaLNTables:
     """Build a checkpoint's AdaLN tables for `times`, in the dtype of its projections, and write them to `out_path`.
 
     Raises CheckpointError for a checkpoint that cannot be used, ValueError for a place that cannot be written to.
     """
-    folder = Path(out_path).absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"{folder} is no folder that can be written to. The tables need one. Create it or choose another."
-        )
-    checkpoint = open_checkpoint(checkpoint_path)
-    tensors, _, _ = _native_tensors(checkpoint, "auto")
-    dtype = tensors("blocks.0.adaln_proj.linear.weight").dtype
-    tables = ModulationSource(tensors, dtype, torch.device("cpu")).tables(times)
+    require_writable(out_path)
+    source = modulation_of(checkpoint_path, qkv_order=qkv_order)
+    source.progress = progress
+    tables = source.tables(times)
     save_tables(tables, Path(out_path))
     return tables
 
 
-def _native_tensors(checkpoint: Checkpoint, qkv_order: str) -> tuple[NativeTensors, str, list[str]]:
-    """Canonical tensors of a checkpoint that is readable and complete, its layout in words, and notes."""
-    recognition = recognise(checkpoint, qkv_order)
+def modulation_of(
+    path: str | os.PathLike[str], *, qkv_order: str = "auto", gate_order: str = "auto"
+) -> ModulationSource:
+    """The modulation of a checkpoint alone, on the CPU, in the dtype of its projections; no layer is loaded."""
+    tensors, _, notes = native_tensors(open_checkpoint(path), qkv_order, gate_order)
+    stored = next((name for name in tensors.recipes if "adaln" in name and name.startswith("blocks.0.")), None)
+    source = ModulationSource(tensors, tensors(stored).dtype if stored else torch.bfloat16, torch.device("cpu"))
+    _give_tables(source, None, notes)
+    return source
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError where no file can be written to, before any work is done."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"{folder} is no folder that can be written to. The tables need one. Create it or choose another."
+        )
+
+
+def native_tensors(
+    checkpoint: Checkpoint, qkv_order: str = "auto", gate_order: str = "auto"
+) -> tuple[NativeTensors, Recognition, list[str]]:
+    """Canonical tensors of a checkpoint that is readable and complete, what it is, and notes."""
+    checkpoint = without_codes(checkpoint)
+    recognition = recognise(checkpoint, qkv_order, gate_order)
     recognition.require_readable(checkpoint)
     found = audit(checkpoint, recognition)
     config = found.require_complete(checkpoint, recognition.label)
-    notes = [f"qkv rows are {recognition.qkv_order}: {recognition.qkv_reason}"]
+    stored = [f"weights stay in codes: {checkpoint.storage}"] if checkpoint.storage else []
+    notes = [*stored, f"qkv rows are {recognition.qkv_order}: {recognition.qkv_reason}", *recognition.doubts]
     if recognition.gates:
         notes.append(
             f"{recognition.gates} gates of a sparse-attention branch are there and not used: attention is dense"
         )
+    form = recognition.form
+    if form is TABLES:
+        notes.append("the modulation is finished tables: only the times in them can be rendered")
+    if form is LOW_RANK or form is CURVE:
+        notes.append(f"the modulation has {found.form_sizes['coordinates']} coordinates per time ({form.name} form)")
     for note in notes:
         log.info("%s: %s", checkpoint.path, note)
-    return NativeTensors(checkpoint, config, found.recipes), recognition.label, notes
+    return NativeTensors(checkpoint, config, found.recipes, form), recognition, notes
+
+
+def _give_tables(source: ModulationSource, path: str | os.PathLike[str] | None, notes: list[str]) -> None:
+    """Use the tables at `path`, or for a checkpoint without modulation those beside it."""
+    checkpoint, form = source.tensors.checkpoint, source.tensors.form
+    place = path if path is not None else sidecar_beside(checkpoint) if form is NOTHING else None
+    if place is None:
+        if form is NOTHING:
+            raise CheckpointError(
+                checkpoint.path,
+                found="it has no AdaLN projections (no tensor 'blocks.0.adaln_proj.linear.weight'), and there is not "
+                "exactly one file of tables beside it",
+                needed="AdaLN projections, or tables in a .safetensors file",
+                remedy="Use the full weights, or choose the tables that belong to it.",
+            )
+        return
+    tables = read_sidecar(place, source.tensors.config)
+    if form.any_time:
+        source.check(tables, str(place))
+    source.given = tables
+    notes.append(f"the modulation comes from the tables in {Path(place).name}, for {len(tables.ladder)} times")

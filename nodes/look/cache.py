@@ -78,11 +78,13 @@ def encode_cached(
     picture: np.ndarray,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
+    *,
+    stream: bool = False,
 ) -> TextStates:
     """``encode_text`` through the cache; a hit loads no model."""
     key = look_key(encoder_dir, prompt, picture, dtype)
     states = cache.load(key)
     if states is None:
-        states = encode_text(encoder_dir, prompt, picture, device, dtype)
+        states = encode_text(encoder_dir, prompt, picture, device, dtype, stream=stream)
         cache.save(key, states)
     return states

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from comfy_api.latest import io
 
 from .. import host
-from ..host import CATEGORY, H3_ENCODER, H3_LOOK, socket
+from ..host import CATEGORY, H3_ENCODER, H3_LOOK, SEMANTIC_CLIP, socket
+from ..palette import FIT, MAPPINGS, STRETCH, SemanticClip
 from . import (
     LookCache,
     TextStates,
     encode_cached,
+    look_key,
     make_look,
     picture_from_image,
     prepare_picture,
@@ -23,6 +26,7 @@ from . import (
     states_from_conditioning,
     with_picture_latent,
 )
+from .encoder_size import encoder_size, text_rows
 
 log = logging.getLogger(host.PACK)
 
@@ -44,8 +48,8 @@ class LookNode(io.ComfyNode):
             inputs=[
                 io.Image.Input(
                     "picture",
-                    tooltip="A photoreal version of the clip's first frame: same camera, same layout. It is stretched to "
-                    "width x height.",
+                    tooltip="A photoreal version of the clip's first frame: same camera, same layout. See "
+                    "'mapping' for a picture of another shape.",
                 ),
                 io.String.Input(
                     "prompt",
@@ -93,6 +97,20 @@ class LookNode(io.ComfyNode):
                     tooltip="Ready text states from MiniMax H3 Reference To Video with only the picture connected. "
                     "Takes precedence over the prompt.",
                 ),
+                io.Combo.Input(
+                    "mapping",
+                    options=list(MAPPINGS),
+                    default=FIT,
+                    optional=True,
+                    tooltip="How a picture of another shape lies in the video, as in Semantic Palette Encode: fit (black bands), "
+                    "fill (cut) or stretch. Shapes within 2 % count as the same. Ignored when 'semantic_clip' is connected.",
+                ),
+                socket(SEMANTIC_CLIP).Input(
+                    "semantic_clip",
+                    optional=True,
+                    tooltip="The clip from Semantic Palette Encode. The picture then lies exactly where the clip lies, and a clip "
+                    "that cannot be rendered is refused before the text is encoded.",
+                ),
             ],
             outputs=[
                 socket(H3_LOOK).Output("look", display_name="look"),
@@ -113,8 +131,11 @@ class LookNode(io.ComfyNode):
         encoder: Any = None,
         clip: Any = None,
         positive: Any = None,
+        mapping: str = STRETCH,
+        semantic_clip: SemanticClip | None = None,
     ) -> io.NodeOutput:
-        prepared = prepare_picture(picture_from_image(picture), (height, width))
+        how, shape = (semantic_clip.mapping, semantic_clip.shape) if semantic_clip is not None else (mapping, None)
+        prepared = prepare_picture(picture_from_image(picture), (height, width), how, shape)
         log.info("H3 Look: %s", prepared.note)
         rgb = torch.from_numpy(prepared.rgb.copy())
         image = rgb[None].float() / 255
@@ -142,4 +163,22 @@ def states_from_folder(name: str, prompt: str, picture: np.ndarray) -> TextState
         )
     dtype = torch.bfloat16 if host.prefers_bfloat16() else torch.float32
     cache = LookCache(host.cache_folder("looks"))
-    return encode_cached(cache, host.text_encoder_path(name), prompt, picture, host.device(), dtype)
+    folder = host.text_encoder_path(name)
+    stream = False
+    if not cache.path(look_key(folder, prompt, picture, dtype)).is_file():
+        stream = _make_room(folder, dtype, text_rows(folder, prompt, picture.shape[:2]))
+    return encode_cached(cache, folder, prompt, picture, host.device(), dtype, stream=stream)
+
+
+def _make_room(folder: Path, dtype: torch.dtype, rows: int) -> bool:
+    """Have the host free device memory for the text encoder; True when its layers must be streamed to fit."""
+    budget = host.memory_budget()
+    if budget is None:
+        return False
+    size = encoder_size(folder, dtype)
+    whole = size.layers + size.rest + size.activations(rows)
+    stream = whole > budget
+    if stream:
+        log.info("H3 Look: the text encoder (%.1f GB) is larger than the device; its layers are streamed", whole / 1e9)
+    host.make_room(size.streamed + size.activations(rows) if stream else whole)
+    return stream

@@ -1,4 +1,4 @@
-"""The reference picture: read from a file, brought to the output size by a plain LANCZOS stretch on 8-bit RGB.
+"""The reference picture: read from a file, brought to the output size with LANCZOS on 8-bit RGB, laid there as the clip is.
 
 Qwen and the picture latent see the same prepared image (specification: conditioning 3, step 1). Tensors of ComfyUI type
 IMAGE arrive with EXIF rotation already applied by the loader; files get it here.
@@ -6,12 +6,15 @@ IMAGE arrive with EXIF rotation already applied by the loader; files get it here
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..palette import STRETCH, describe, place, shape_of
 
 ROW_PIXELS = 32
 """One transformer row covers 32x32 pixels: a 2x2 patch of latents of 16x16 pixels."""
@@ -71,11 +74,16 @@ def picture_from_image(image: Tensor) -> np.ndarray:
     return np.clip(np.float32(255.0) * pixels, 0, 255).astype(np.uint8)
 
 
-def prepare_picture(image: np.ndarray | Tensor, size: tuple[int, int]) -> PreparedPicture:
-    """Bring ``image`` uint8 [H, W, 3] to ``size`` = (height, width) pixels by a LANCZOS stretch; no crop, no borders.
+def prepare_picture(
+    image: np.ndarray | Tensor, size: tuple[int, int], mapping: str = STRETCH, clip_shape: Fraction | None = None
+) -> PreparedPicture:
+    """Bring ``image`` uint8 [H, W, 3] to ``size`` = (height, width) pixels with LANCZOS.
 
-    A picture already at the size is returned unchanged. The note names the stretch, and says how far the shape is off
-    when the aspect ratios differ by more than 1 %. Raises PictureError for a wrong type, shape or output size.
+    ``mapping`` is how it lies there: "stretch" (no crop, no borders), "fit" (whole, with black bands) or "fill" (cut to the
+    shape), by the geometry that lays the clip. ``clip_shape`` is the clip's width over its height: the picture then covers
+    what the clip covers, whatever its own shape. A picture already at the size is returned unchanged. The note names what
+    was done, and says how far the shape is off when it is off by more than 1 %. Raises PictureError for a wrong type, shape
+    or output size.
     """
     from PIL import Image
 
@@ -92,19 +100,33 @@ def prepare_picture(image: np.ndarray | Tensor, size: tuple[int, int]) -> Prepar
             f"and at least {SMALLEST_SIDE}. Use for example {_fit(width)}x{_fit(height)}."
         )
     source_height, source_width = pixels.shape[:2]
-    if (source_height, source_width) == (height, width):
+    own = (source_height, source_width)
+    placement = place(clip_shape or shape_of(own), shape_of(size), mapping)
+    if own == size and placement.is_whole:
         return PreparedPicture(pixels, f"picture used as it is, {width}x{height}")
-    stretched = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
-    note = f"picture stretched from {source_width}x{source_height} to {width}x{height} (LANCZOS, nothing cropped)"
-    ratio = (width / height) / (source_width / source_height)
-    if abs(ratio - 1) > ASPECT_TOLERANCE:
-        wider = ratio > 1
-        note += (
-            f"; its aspect ratio is {source_width / source_height:.3f} and the output's {width / height:.3f}, so "
-            f"things in it look {abs(ratio - 1) * 100 if wider else abs(1 / ratio - 1) * 100:.0f} % too "
-            f"{'wide' if wider else 'tall'}. Crop it to {width}:{height} first to avoid that"
-        )
-    return PreparedPicture(stretched, note)
+    part, box = placement.source_box(own), placement.frame_box(size)
+    cut = pixels[part.top : part.top + part.height, part.left : part.left + part.width]
+    resized = np.asarray(Image.fromarray(cut).resize((box.width, box.height), Image.Resampling.LANCZOS))
+    out = np.zeros((height, width, 3), dtype=np.uint8)
+    out[box.top : box.top + box.height, box.left : box.left + box.width] = resized
+    how = f"({describe(placement)})" if describe(placement) else "(LANCZOS, nothing cropped)"
+    verb = "stretched" if placement.is_whole else f"mapped ({mapping})"
+    note = f"picture {verb} from {source_width}x{source_height} to {width}x{height} {how}"
+    return PreparedPicture(out, note + _off_shape((part.height, part.width), (box.height, box.width)))
+
+
+def _off_shape(source: tuple[int, int], target: tuple[int, int]) -> str:
+    """What to say when a stretch from ``source`` to ``target`` (height, width) changes the shape by more than 1 %."""
+    have, want = source[1] / source[0], target[1] / target[0]
+    ratio = want / have
+    if abs(ratio - 1) <= ASPECT_TOLERANCE:
+        return ""
+    wider = ratio > 1
+    return (
+        f"; its aspect ratio is {have:.3f} and the output's {want:.3f}, so "
+        f"things in it look {abs(ratio - 1) * 100 if wider else abs(1 / ratio - 1) * 100:.0f} % too "
+        f"{'wide' if wider else 'tall'}. Crop it to {target[1]}:{target[0]} first to avoid that"
+    )
 
 
 def _fit(side: int) -> int:

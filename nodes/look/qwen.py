@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...kernels.block_stream import BlockStreamer
 from .encoder_files import EncoderError, EncoderFolder, encoder_folder
 from .image_rows import H3_RULES, ImageRules, image_rows, read_rules
 from .look import TextStates
@@ -32,12 +33,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QwenEncoder:
-    """A loaded text encoder, truncated; ``model`` is a transformers Qwen3VLModel in eval mode."""
+    """A loaded text encoder, truncated; ``model`` is a transformers Qwen3VLModel in eval mode.
+
+    With ``streamer``, its decoder layers wait on the host and are copied to ``device`` one by one when they run.
+    """
 
     model: Any
     tokenize: Callable[[str], list[int]]
     special: SpecialIds
     rules: ImageRules
+    device: torch.device
+    streamer: BlockStreamer | None = None
 
     @torch.no_grad()
     def encode(self, prompt: str, picture: np.ndarray) -> TextStates:
@@ -50,7 +56,6 @@ class QwenEncoder:
         rows = len(shown.ids)
         if rows > MANY_ROWS:
             log.warning("The prompt and picture take %d text rows; above %d the render slows down.", rows, MANY_ROWS)
-        device = self.model.device
         inputs = {
             "input_ids": shown.ids[None],
             "attention_mask": torch.ones(1, rows, dtype=torch.int64),
@@ -60,7 +65,7 @@ class QwenEncoder:
         # Required by transformers 5 as soon as pictures are present, unknown to 4.57.
         if "mm_token_type_ids" in inspect.signature(self.model.forward).parameters:
             inputs["mm_token_type_ids"] = shown.token_types[None]
-        states = self.model(**{name: value.to(device) for name, value in inputs.items()}, use_cache=False)
+        states = self.model(**{name: value.to(self.device) for name, value in inputs.items()}, use_cache=False)
         return TextStates(states.last_hidden_state[0].cpu(), shown.tags, shown.media_rows)
 
 
@@ -70,21 +75,32 @@ def encode_text(
     picture: np.ndarray,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
+    *,
+    stream: bool = False,
 ) -> TextStates:
     """Load the encoder of ``folder``, encode once, drop it again. See ``load_encoder`` and ``QwenEncoder.encode``."""
-    encoder = load_encoder(folder, device=device, dtype=dtype)
+    encoder = load_encoder(folder, device=device, dtype=dtype, stream=stream)
     try:
         return encoder.encode(prompt, picture)
     finally:
+        if encoder.streamer:
+            encoder.streamer.close()
         del encoder
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()
 
 
 def load_encoder(
-    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    stream: bool = False,
 ) -> QwenEncoder:
     """Load a Qwen3-VL folder, its first 50 decoder layers, straight onto ``device`` in ``dtype``. Never goes online.
+
+    With ``stream`` the decoder layers (1 GB each in the released model) stay in the memory-mapped files and come to the
+    device one after the other when they run: for devices that do not hold them all.
 
     Raises EncoderError when files are missing or broken, or transformers is too old for Qwen3-VL.
     """
@@ -102,7 +118,8 @@ def load_encoder(
     with _WithoutStorage():
         model: Any = Qwen3VLModel(config)
     model.language_model.norm = nn.Identity()
-    _load_weights(model, files, torch.device(device), dtype)
+    device = torch.device(device)
+    _load_weights(model, files, device, dtype, stream)
     tokenizer = AutoTokenizer.from_pretrained(files.tokenizer, local_files_only=True)
 
     def tokenize(text: str) -> list[int]:
@@ -120,7 +137,21 @@ def load_encoder(
             f"vision tower takes {vision.patch_size}, {vision.temporal_patch_size}, {vision.spatial_merge_size}; they "
             "must agree. Take config.json and preprocessor_config.json from the same release."
         )
-    return QwenEncoder(model.to(device).eval().requires_grad_(False), tokenize, special_ids(config, tokenizer), rules)
+    model.eval().requires_grad_(False)
+    streamer = _to_device(model, device, stream)
+    return QwenEncoder(model, tokenize, special_ids(config, tokenizer), rules, device, streamer)
+
+
+def _to_device(model: Any, device: torch.device, stream: bool) -> BlockStreamer | None:
+    """Everything to ``device``; with ``stream`` everything but the decoder layers."""
+    if not stream:
+        model.to(device)
+        return None
+    layers = model.language_model.layers
+    model.language_model.layers = nn.ModuleList()
+    model.to(device)
+    model.language_model.layers = layers
+    return BlockStreamer(layers, device, through_buffers=True, everything=True)
 
 
 def _root(error: BaseException) -> BaseException:
@@ -140,7 +171,9 @@ class _WithoutStorage(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _load_weights(model: nn.Module, files: EncoderFolder, device: torch.device, dtype: torch.dtype) -> None:
+def _load_weights(
+    model: nn.Module, files: EncoderFolder, device: torch.device, dtype: torch.dtype, stream: bool
+) -> None:
     from safetensors import SafetensorError, safe_open
 
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -149,9 +182,9 @@ def _load_weights(model: nn.Module, files: EncoderFolder, device: torch.device, 
     for path in files.shards:
         state: dict[str, Tensor] = {}
         try:
-            with safe_open(path, framework="pt", device=str(device)) as shard:
+            with safe_open(path, framework="pt", device="cpu" if stream else str(device)) as shard:
                 for stored in shard.keys():  # noqa: SIM118 (not a mapping)
-                    name = _module_name(stored, layers)
+                    name = module_name(stored, layers)
                     if name is None:
                         continue
                     tensor = shard.get_tensor(stored)
@@ -183,7 +216,7 @@ def _needed(shape: tuple[int, ...] | None) -> str:
     return "no tensor of this name" if shape is None else f"a 16- or 32-bit float tensor {list(shape)}"
 
 
-def _module_name(stored: str, layers: int) -> str | None:
+def module_name(stored: str, layers: int) -> str | None:
     """Name inside Qwen3VLModel of a stored tensor (release or single-file repack prefixes); None when not used."""
     name = stored
     if name.startswith(("model.language_model.", "model.visual.")):

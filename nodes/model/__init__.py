@@ -2,10 +2,19 @@
 
 from .blocks import Bank
 from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, RELEASE, ConfigError, H3Config
-from .modulation import Modulation, canonical_time, distinct_times, modulation_rows
+from .modulation import Modulation, canonical_time, curve_coordinates, distinct_times, modulation_rows
 from .patchify import audio_from_rows, audio_rows, patchify, unpatchify
 from .rope import Rope, inverse_frequencies
-from .tables import AdaLNTables, OffLadderError, TableError, build_tables, load_tables, save_tables
+from .tables import (
+    AdaLNTables,
+    OffLadderError,
+    TableError,
+    build_tables,
+    embed_times,
+    layer_table,
+    load_tables,
+    save_tables,
+)
 from .transformer import FLOAT32_TENSORS, H3, PackedRows
 
 __all__ = [
@@ -28,8 +37,11 @@ __all__ = [
     "audio_rows",
     "build_tables",
     "canonical_time",
+    "curve_coordinates",
     "distinct_times",
+    "embed_times",
     "inverse_frequencies",
+    "layer_table",
     "load_tables",
     "modulation_rows",
     "patchify",

@@ -63,6 +63,17 @@ def time_vector(
     return F.silu(proj_out(F.silu(proj_in(features))))
 
 
+def curve_coordinates(times: Sequence[float], table: Tensor) -> Tensor:
+    """What the projections of a curve checkpoint read: float32 [M, k], linear between the G >= 2 rows of `table` [G, k].
+
+    The rows lie evenly over the times from 0 to 1; a time outside takes the nearest end. ComfyUI's form: no SiLU follows.
+    """
+    table = table.float()
+    places = torch.tensor(times, dtype=torch.float32, device=table.device).clamp(0.0, 1.0) * (len(table) - 1)
+    lower = places.floor().long().clamp(max=len(table) - 2)
+    return torch.lerp(table[lower], table[lower + 1], (places - lower)[:, None])
+
+
 class TimeMLP(nn.Module):
     """The two float32 layers of `time_embedder`."""
 

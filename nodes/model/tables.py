@@ -21,6 +21,7 @@ from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, ConfigError, H3Config
 from .modulation import Modulation, distinct_times, time_vector
 
 FORMAT = "streamrender-h3 adaln tables 1"
+_ROWS_AT_ONCE = 8192  # of a projection, 88 MB in float32
 
 
 class TableError(ValueError):
@@ -106,43 +107,86 @@ class AdaLNTables:
             )
 
 
-def build_tables(
-    tensor: Callable[[str], Tensor],
-    config: H3Config,
-    times: Iterable[float],
-    dtype: torch.dtype,
-    identity: Mapping[str, str] | None = None,
-) -> AdaLNTables:
-    """Tables of the distinct `times`, in `dtype`, from the full AdaLN weights after any LoRA.
-
-    `tensor(name)` returns a native tensor; each projection (520 MB in the released model) is asked for once and let go
-    before the next. Equals the full model in `dtype` up to the rounding of its matrix products: these here are float32.
-    """
+def embed_times(
+    tensor: Callable[[str], Tensor], config: H3Config, times: Iterable[float], dtype: torch.dtype | None
+) -> Tensor:
+    """What full AdaLN projections read at the distinct `times`: float32 [n, time_dim], rounded to `dtype` if given."""
     if not config.has_time_mlp:
         raise ConfigError(
-            "AdaLN tables were asked of a checkpoint without time MLP; the full form is needed. "
+            "times were to be embedded by a checkpoint without time MLP; the full form is needed. "
             "Use the unpruned checkpoint."
         )
-    ladder = distinct_times(times)
 
     def linear(name: str) -> Callable[[Tensor], Tensor]:
         return partial(F.linear, weight=tensor(f"{name}.weight").float(), bias=tensor(f"{name}.bias").float())
 
     proj_in, proj_out = linear("time_embedder.proj_in"), linear("time_embedder.proj_out")
     device = tensor("time_embedder.proj_in.bias").device
-    vector = time_vector(ladder, config.freq_dim, proj_in, proj_out, device).to(dtype).float()
+    vector = time_vector(distinct_times(times), config.freq_dim, proj_in, proj_out, device)
+    return vector if dtype is None else vector.to(dtype).float()
 
-    def project(name: str, parts: int, slots: int) -> Tensor:
-        """[n, parts, slots, hidden]; one part is widened to float32 at a time."""
-        weights, biases = (tensor(f"{name}.linear.{kind}").chunk(parts) for kind in ("weight", "bias"))
-        columns = [
-            F.linear(vector, w.to(dtype).float(), b.to(dtype).float()) for w, b in zip(weights, biases, strict=True)
-        ]
-        return torch.stack(columns, dim=1).unflatten(-1, (slots, config.hidden)).to(dtype)
 
-    blocks = torch.stack([project(f"blocks.{i}.adaln_proj", MODALITIES, BLOCK_SLOTS) for i in range(config.layers)])
-    final = project("final_layer.adaln_proj", 1, FINAL_SLOTS).squeeze(1)
-    return AdaLNTables(torch.tensor(ladder, dtype=torch.float32), blocks, final, dict(identity or {}))
+def build_tables(
+    tensor: Callable[[str], Tensor],
+    config: H3Config,
+    times: Iterable[float],
+    dtype: torch.dtype,
+    identity: Mapping[str, str] | None = None,
+    *,
+    coordinates: Tensor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> AdaLNTables:
+    """Tables of the distinct `times`, in `dtype`, from the AdaLN projections after any LoRA.
+
+    `tensor(name)` returns a native tensor; each projection (520 MB in the released model) is asked for once and let go
+    before the next. `coordinates` float32 [n, k] is what the projections of a low-rank or curve checkpoint read; these
+    are evaluated in float32 as they are. Without it the projections are full ones, and equal the full model in `dtype`
+    up to the rounding of its matrix products: those here are float32.
+
+    `progress(done, total)` is called after every layer and may raise to interrupt.
+    """
+    ladder = distinct_times(times)
+    exact = coordinates is not None
+    vector = embed_times(tensor, config, ladder, dtype) if coordinates is None else coordinates.float()
+    layers = [*range(config.layers), None]
+    tables = []
+    for done, layer in enumerate(layers):
+        tables.append(layer_table(tensor, config, vector, dtype, layer, exact=exact))
+        if progress:
+            progress(done + 1, len(layers))
+    blocks = torch.stack(tables[:-1])
+    return AdaLNTables(torch.tensor(ladder, dtype=torch.float32), blocks, tables[-1], dict(identity or {}))
+
+
+def layer_table(
+    tensor: Callable[[str], Tensor],
+    config: H3Config,
+    vector: Tensor,
+    dtype: torch.dtype,
+    layer: int | None,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """One layer's table in `dtype` for `vector` float32 [n, k]: [n, 3, 6, hidden] of a block, [n, 2, hidden] for None.
+
+    A few rows of the projection are widened to float32 at a time. Weights are first rounded to `dtype`, as the model
+    holds them, unless `exact`.
+    """
+    name = "final_layer.adaln_proj" if layer is None else f"blocks.{layer}.adaln_proj"
+    shape = (FINAL_SLOTS, config.hidden) if layer is None else (MODALITIES, BLOCK_SLOTS, config.hidden)
+    weight, bias = (tensor(f"{name}.linear.{kind}") for kind in ("weight", "bias"))
+
+    def read(part: Tensor) -> Tensor:
+        return part if exact else part.to(dtype)
+
+    table = torch.empty(len(vector), len(weight), device=weight.device)
+    widened = torch.empty(min(_ROWS_AT_ONCE, len(weight)), weight.shape[1], device=weight.device)
+    for start in range(0, len(weight), _ROWS_AT_ONCE):
+        rows = read(weight[start : start + _ROWS_AT_ONCE])
+        part = widened[: len(rows)].copy_(rows)
+        table[:, start : start + len(rows)] = (part @ vector.T).T
+    table += read(bias).float()
+    return table.unflatten(1, shape).to(dtype)
 
 
 def save_tables(tables: AdaLNTables, path: str | Path) -> None:

@@ -223,3 +223,104 @@ def sparse():
         release = staticmethod(release_shapes)
 
     return Sparse
+
+
+# -------------------------------------------------------------------- reduced forms of the modulation, from their formulas
+
+
+def embedded(native: dict[str, torch.Tensor], times) -> torch.Tensor:
+    """What full AdaLN projections read, float64 [n, 48]: cosines first, unscaled time, two layers, a SiLU at the end."""
+    t = torch.tensor(times, dtype=torch.float32).double()
+    angles = t[:, None] * torch.exp(-torch.log(torch.tensor(10000.0)).double() * torch.arange(128).double() / 128)
+    x = torch.cat([angles.cos(), angles.sin()], 1)
+    for layer, act in (("proj_in", True), ("proj_out", True)):
+        x = x @ native[f"time_embedder.{layer}.weight"].double().T + native[f"time_embedder.{layer}.bias"].double()
+        x = x * torch.sigmoid(x) if act else x
+    return x
+
+
+def projected(native: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Finished outputs of every projection, float64: "blocks.0" .. and "final_layer" -> [n, rows]."""
+    layers = [*(f"blocks.{i}" for i in range(3)), "final_layer"]
+    name = "{}.adaln_proj.linear.{}".format
+    return {
+        layer: x @ native[name(layer, "weight")].double().T + native[name(layer, "bias")].double() for layer in layers
+    }
+
+
+@pytest.fixture(scope="session")
+def formulas():
+    """`embedded` and `projected` for the test files."""
+
+    class Formulas:
+        embedded = staticmethod(embedded)
+        projected = staticmethod(projected)
+
+    return Formulas
+
+
+@pytest.fixture(scope="session")
+def reduced(twin, native):
+    """Name of a reduced form -> its tensors as publishers write them, and `times` it holds (None for all)."""
+    adaln = [*(f"blocks.{i}.adaln_proj.linear" for i in range(3)), "final_layer.adaln_proj.linear"]
+    pruned = {name: t for name, t in native.items() if "time_embedder" not in name}
+
+    def gates(prefix: str, module: str) -> dict[str, torch.Tensor]:
+        g = torch.Generator().manual_seed(9)
+        return {f"{prefix}.{i}.attn.{module}.weight": torch.randn(128, 96, generator=g) for i in range(3)}
+
+    def trim(rank: int) -> dict[str, torch.Tensor]:
+        """FastH3 Trim: diffusers names, directions of the curve of u(t), full biases, gates in all blocks."""
+        samples = embedded(native, torch.linspace(0, 1, 4096).tolist())
+        basis = torch.linalg.svd(samples, full_matrices=False).Vh[:rank]
+        state = {**twin.state_dict(), **gates("transformer_blocks", "to_gate_compress")}
+        state["adaln_basis.weight"] = basis.float()
+        for name in [*(f"transformer_blocks.{i}.adaln_proj.linear.weight" for i in range(3)), "norm_out.linear.weight"]:
+            state[name] = (state[name].double() @ basis.T).float()
+        return state
+
+    def curve(points: int, rank: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """ComfyUI's pruned form: coordinates of u(t) on a grid, the projections onto the same directions."""
+        samples = embedded(native, torch.linspace(0, 1, points).tolist())
+        basis = torch.linalg.svd(samples, full_matrices=False).Vh[:rank]
+        state = {**pruned, "adaln_t_table": (samples @ basis.T).float()}
+        for name in adaln:
+            state[f"{name}.weight"] = (native[f"{name}.weight"].double() @ basis.T).to(dtype)
+        return state
+
+    def ladder() -> dict[str, torch.Tensor]:
+        """A curve that holds four times exactly: unit vectors beside them, finished outputs as columns, no bias."""
+        table = torch.zeros(1025, len(TIMES))
+        for column, t in enumerate(TIMES):
+            row = min(int(torch.tensor(t, dtype=torch.float32) * 1024), 1023)
+            table[row, column] = table[row + 1, column] = 1.0
+        state = {**pruned, "adaln_t_table": table}
+        for layer, outputs in projected(native, embedded(native, TIMES)).items():
+            state[f"{layer}.adaln_proj.linear.weight"] = outputs.T.float().contiguous()
+            state[f"{layer}.adaln_proj.linear.bias"] = torch.zeros(outputs.shape[1])
+        return state
+
+    def baked(left_over: bool) -> dict[str, torch.Tensor]:
+        """A FastH3 pack: rows in the order of the steps, some twice; gates under another name."""
+        order = (0.0, 0.4, 1 / 7, 0.999, 0.0)
+        state = {name: t for name, t in pruned.items() if "adaln" not in name}
+        state |= gates("blocks", "vsa_gate")
+        state["h3.fasth3.times"] = torch.tensor(order, dtype=torch.float32)
+        state["h3.fasth3.version"] = state["h3.fasth3.steps"] = torch.tensor([2], dtype=torch.uint32)
+        state["h3.fasth3.vsa.sparsity"] = torch.tensor([0.9])
+        for layer, outputs in projected(native, embedded(native, order)).items():
+            state["h3.fasth3.final.adaln" if layer == "final_layer" else f"h3.fasth3.{layer}.adaln"] = outputs.float()
+        if left_over:  # converters fill in a pruned file and leave its own modulation where it was
+            state |= {name: torch.zeros(4, 8) for name in ("adaln_t_table", "blocks.0.adaln_proj.linear.weight")}
+        return {name: t.clone() for name, t in state.items()}
+
+    forms = {
+        "trim, all directions": lambda: trim(48),
+        "trim, 16 directions": lambda: trim(16),
+        "curve, 8 coordinates": lambda: curve(1025, 8, torch.float16),
+        "curve, fine": lambda: curve(4097, 48, torch.float32),
+        "curve, four times": ladder,
+        "baked": lambda: baked(False),
+        "baked over pruned": lambda: baked(True),
+    }
+    return lambda name: forms[name]()

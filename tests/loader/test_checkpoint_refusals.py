@@ -1,12 +1,23 @@
 """Every way a checkpoint can be wrong is refused before tensor data is read, with file, finding, need and remedy."""
 
 import json
+import re
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
-from streamrender_h3.nodes.loader import EXAMPLE_KEY, CheckpointError, load_h3, open_checkpoint, read_header, write_h3
+from streamrender_h3.nodes.loader import (
+    EXAMPLE_KEY,
+    CheckpointError,
+    inspect_file,
+    load_h3,
+    open_checkpoint,
+    read_header,
+    write_h3,
+)
 from streamrender_h3.nodes.loader.checkpoint import Checkpoint
 from streamrender_h3.nodes.model import RELEASE
 
@@ -145,8 +156,12 @@ def test_no_such_file(tmp_path, refused):
 
 def test_missing_shard(tmp_path, native, refused):
     files = write_h3(tmp_path / "m.safetensors", native, shards=3)
+    with safe_open(files[1], framework="pt") as file:
+        held = list(file.keys())
     files[1].unlink()
-    refused(files[0], files[1].name, "all 3 shards", f"Download {files[1].name}", at=files[1])
+    error = refused(files[0], files[1].name, "all 3 shards", f"Download {files[1].name}", at=files[1])
+    named = re.search(r"lists it for tensor '(\S+)' and (\d+) more", error.found)
+    assert named and named[1] in held and int(named[2]) == len(held) - 1
 
 
 def test_missing_index(tmp_path, native, refused):
@@ -301,8 +316,6 @@ def test_config_json_that_promises_more_blocks(tmp_path, twin, refused):
 def test_a_streamrender_file_of_release_width_has_fifty_blocks_unless_it_says_it_is_an_example(
     tmp_path, sparse, refused
 ):
-    from dataclasses import replace
-
     tensors = sparse.release(replace(RELEASE, layers=42))
     path = sparse.write(tmp_path / "sr.safetensors", tensors)
     refused(path, "42 blocks", "StreamRender-H3 has 50 and 2")
@@ -311,21 +324,101 @@ def test_a_streamrender_file_of_release_width_has_fifty_blocks_unless_it_says_it
         load_h3(path, **CPU)
 
 
+@pytest.mark.parametrize("layout", ["dit.", "", "diffusion_model.", "MiniMax shards", "diffusers", "trim", "curve"])
+def test_forty_nine_blocks_are_refused_in_every_layout(layout, tmp_path, sparse, refused):
+    """The file, a tensor that is not there, how many blocks there are and how many there must be."""
+    tensors = {n.removeprefix("dit."): e for n, e in sparse.release(replace(RELEASE, layers=49)).items()}
+    prefix, first, wanted = "", "blocks.49.norm1.weight", "MiniMax-H3 has 50 and 2"
+    if layout in ("diffusers", "trim"):
+        tensors, first = _as_diffusers(tensors), "transformer_blocks.49.norm1.weight"
+        if layout == "trim":
+            tensors["adaln_basis.weight"] = ("F32", (16, 2688))
+            tensors |= {
+                n: ("F32", (s[0], 16)) for n, (_, s) in tensors.items() if n.endswith("linear.weight") and len(s) > 1
+            }
+            first, wanted = "transformer_blocks.42.norm1.weight", "FastH3 Trim has 42 and 2"
+    elif layout == "curve":
+        tensors = {n: e for n, e in tensors.items() if "time_embedder" not in n} | {"adaln_t_table": ("F32", (1025, 8))}
+        tensors |= {n: ("BF16", (s[0], 8)) for n, (_, s) in tensors.items() if n.endswith("adaln_proj.linear.weight")}
+    elif layout == "MiniMax shards":
+        (tmp_path / "config.json").write_text('{"_class_name": "MiniMaxH3DiTModel", "num_layers": 50}')
+        wanted = "the model of its config.json has 50 and 2"
+    else:
+        prefix, wanted = layout, "StreamRender-H3 has 50 and 2" if layout == "dit." else wanted
+    path = sparse.write(tmp_path / "m.safetensors", {prefix + n: e for n, e in tensors.items()})
+    error = refused(path, "the model has 49 blocks and 2 refiner blocks", wanted, f"'{prefix}{first}' is")
+    assert ("one too many" if layout == "trim" else "not there") in error.found
+
+
+def _as_diffusers(tensors):
+    """Names and shapes of the release in diffusers' spelling."""
+    renamed = {
+        "video_patch_proj": "proj_in",
+        "audio_patch_proj": "audio_proj_in",
+        "condition_proj": "context_embedder",
+        "time_embedder.proj_in": "time_embedder.linear_1",
+        "time_embedder.proj_out": "time_embedder.linear_2",
+        "final_layer.norm": "norm_out.norm",
+        "final_layer.adaln_proj.linear": "norm_out.linear",
+        "final_layer.video_out": "proj_out",
+        "final_layer.audio_out": "audio_proj_out",
+        "attn.q_norm": "attn.norm_q",
+        "attn.k_norm": "attn.norm_k",
+        "attn.out_proj": "attn.to_out.0",
+        "mlp.fc1": "ff.net.0.proj",
+        "mlp.fc2": "ff.net.2",
+    }
+    state = {}
+    for name, (dtype, shape) in tensors.items():
+        module, _, kind = name.rpartition(".")
+        stack = next((s for s in ("token_refiner.blocks", "blocks") if module.startswith(s + ".")), "")
+        theirs = {"token_refiner.blocks": "token_refiner.refiner_blocks", "blocks": "transformer_blocks", "": ""}[stack]
+        number, _, rest = module.removeprefix(stack + ".").partition(".") if stack else ("", "", module)
+        base = f"{theirs}.{number}." if stack else ""
+        if rest == "attn.qkv_proj":
+            state |= {f"{base}attn.to_{x}.{kind}": (dtype, (shape[0] // 3, shape[1])) for x in "qkv"}
+        elif name != "rope.inv_freq":
+            state[f"{base}{renamed.get(rest, rest)}.{kind}"] = (dtype, shape)
+    return state
+
+
+def test_the_trimmed_model_of_forty_two_blocks_is_whole(tmp_path, sparse):
+    tensors = _as_diffusers({n.removeprefix("dit."): e for n, e in sparse.release(replace(RELEASE, layers=42)).items()})
+    tensors["adaln_basis.weight"] = ("F32", (16, 2688))
+    tensors |= {n: ("F32", (s[0], 16)) for n, (_, s) in tensors.items() if n.endswith("linear.weight") and len(s) > 1}
+    tensors |= {f"transformer_blocks.{i}.attn.to_gate_compress.weight": ("BF16", (7168, 5376)) for i in range(42)}
+    report = inspect_file(sparse.write(tmp_path / "m.safetensors", tensors))
+    assert report.loadable, report.reason
+    assert (report.parameters, report.adaln, report.gates) == (18_688_516_864, "low rank", 42)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (
+            {"adaln_t_table": torch.zeros(1025, 8)},
+            ("blocks.0.adaln_proj.linear.weight is [1728, 48] instead of [1728, 8]",),
+        ),
+        ({"h3.fasth3.times": torch.zeros(4)}, ("4 missing tensors: h3.fasth3.blocks.0.adaln",)),
+        ({"adaln_basis.weight": torch.zeros(16, 48)}, ("linear.weight is [192, 48] instead of [192, 16]",)),
+        ({"adaln_basis.weight": torch.zeros(48, 40)}, ("adaln_basis.weight is [48, 40] instead of [48, 48]",)),
+    ],
+    ids=["curve", "baked", "low rank", "basis"],
+)
+def test_a_form_of_which_only_a_part_is_there_lists_the_rest(tmp_path, native, refused, extra, words):
+    refused(save(tmp_path / "m.safetensors", {**native, **extra}), *words)
+
+
 # ---------------------------------------------------------------------------------- forms that are recognised, not read
 
 
 @pytest.mark.parametrize(
     ("extra", "word"),
     [
-        ({"adaln_t_table": torch.zeros(1025, 8)}, "curve table"),
-        ({"h3.fasth3.times": torch.zeros(4)}, "baked tables"),
-        ({"adaln_basis.weight": torch.zeros(16, 48)}, "low-rank"),
-        ({"blocks.0.mlp.fc1.comfy_quant": torch.zeros(4, dtype=torch.uint8)}, "ComfyUI quantised"),
+        ({"h3.transformer_input_major.version": torch.zeros(1)}, "lie transposed"),
         ({"scaled_fp8": torch.zeros(2)}, "scaled fp8"),
         ({"blocks.0.mlp.fc1.weight_scale_2": torch.zeros(())}, "ModelOpt NVFP4"),
-        ({"blocks.0.ff.fc_in::_nvfp4_weight": torch.zeros(4, dtype=torch.uint8)}, "FastVideo packed NVFP4"),
         ({"blocks.0.mlp.fc1.weight_packed": torch.zeros(4, dtype=torch.uint8)}, "compressed-tensors NVFP4"),
-        ({"blocks.0.mlp.fc1.weight_scale": torch.zeros(320, 1)}, "FP8 with scales"),
         ({"blocks.0.mlp.fc1.weight": torch.zeros(320, 96).to(torch.float8_e4m3fn)}, "F8_E4M3"),
         ({"final_layer.video_out.weight": torch.zeros(4 * 96, 96)}, "4 output heads"),
     ],
@@ -338,7 +431,10 @@ def test_a_form_that_is_not_read_is_refused_by_name(tmp_path, native, refused, e
 
 
 def test_quantisation_that_only_the_metadata_tells(tmp_path, native, refused):
-    refused(save(tmp_path / "m.safetensors", native, {"_quantization_metadata": "{}"}), "ComfyUI quantised")
+    refused(
+        save(tmp_path / "m.safetensors", native, {"_quantization_metadata": "{}"}),
+        "_quantization_metadata cannot be read",
+    )
 
 
 def test_a_model_without_adaln_projections_is_refused(tmp_path, native, refused):

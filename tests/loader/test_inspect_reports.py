@@ -1,6 +1,8 @@
 """`inspect_file` tells what a checkpoint is from its header, whatever its size."""
 
 import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -30,6 +32,25 @@ def test_the_full_size_release_is_counted_in_under_two_seconds(tmp_path, sparse)
     assert report.loadable and not report.reason
     assert report.missing == report.unexpected == report.wrong_shapes == report.problems == ()
     assert H3Config(**report.config).layers == 50 and report.config["heads"] == 56 and report.config["text_dim"] == 5120
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+def test_inspecting_the_full_size_release_takes_no_memory_to_speak_of(tmp_path, sparse):
+    """The whole process, Python and torch included."""
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from streamrender_h3.nodes.loader import inspect_file\n"
+        "start = time.perf_counter()\n"
+        "assert inspect_file(sys.argv[1]).loadable\n"
+        "seconds = time.perf_counter() - start\n"
+        "print(seconds, int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024)\n"
+    )
+    path = sparse.write(tmp_path / "sr.safetensors", sparse.release())
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seconds, peak = map(float, done.stdout.split())
+    assert seconds < 2 and peak < 300e6
 
 
 def test_the_full_size_release_in_shards(tmp_path, sparse):
@@ -143,11 +164,19 @@ def test_a_text_encoder_written_by_transformers_is_recognised(tmp_path):
 
 
 def test_forms_that_are_not_read_still_get_a_report(tmp_path, native):
-    state = {name: tensor for name, tensor in native.items() if "time_embedder" not in name}
-    save_file({**state, "adaln_t_table": torch.zeros(1025, 8)}, tmp_path / "x.safetensors")
+    save_file({**native, "scaled_fp8": torch.zeros(2)}, tmp_path / "x.safetensors")
     report = inspect_file(tmp_path / "x.safetensors")
-    assert (report.kind, report.adaln, report.qkv_order) == ("H3", "curve", "stacked")
-    assert not report.loadable and "curve table" in report.reason
+    assert (report.kind, report.adaln, report.qkv_order) == ("H3", "full", "stacked")
+    assert not report.loadable and "scaled fp8" in report.reason
+
+
+def test_what_a_file_does_not_tell_is_said(tmp_path, native):
+    save_file(native, tmp_path / "x.safetensors")
+    report = inspect_file(tmp_path / "x.safetensors")
+    assert report.gate_order == "gate first" and "native names" in report.gate_reason
+    assert "the file does not tell its order of qkv rows; stacked is assumed" in report.as_text()
+    assert "choose qkv_order 'grouped'" in report.as_text()
+    assert "does not tell" not in inspect_file(tmp_path / "x.safetensors", qkv_order="stacked").as_text()
 
 
 def test_gates_are_counted(tmp_path, native):
