@@ -24,6 +24,10 @@ OTHER_PALETTE = "another data set's palette"
 _MATRICES = {"BT.601": (0.299, 0.114), "BT.709": (0.2126, 0.0722), "BT.2020": (0.2627, 0.0593)}
 # A flat colour this close (Euclidean, 8-bit) to an expected one is that colour.
 MATCH_RADIUS = 10.0
+# A flat colour with this share of the flat area was drawn: codecs make smaller spots of their own.
+LARGE_SHARE = 0.003
+# The channels of a grey differ by no more than this, codecs being what they are.
+GREY_RANGE = 4
 # An explanation must account for this much of the clip, and for this much more than the palette as it is.
 MIN_SCORE, MIN_GAIN = 0.9, 0.08
 
@@ -43,6 +47,17 @@ class FlatColours:
 
     colours: np.ndarray
     shares: np.ndarray
+
+    @property
+    def is_grey(self) -> bool:
+        """Whether there are such colours and none of them has a hue."""
+        return bool(len(self.colours)) and int(np.ptp(self.colours, axis=1).max()) <= GREY_RANGE
+
+    @property
+    def large(self) -> FlatColours:
+        """Those that are no specks of heavy compression."""
+        kept = self.shares >= LARGE_SHARE
+        return FlatColours(self.colours[kept], self.shares[kept])
 
     def known(self, palette: Palette, radius: float = MATCH_RADIUS) -> np.ndarray:
         """bool [k]: which of them lie within `radius` of a class colour."""
@@ -73,6 +88,39 @@ def hypotheses(palette: Palette) -> Iterator[Hypothesis]:
                 seen = miscoded(colours, kb_write, write_full, kb_read, read_full)
                 yield Hypothesis(WRONG_MATRIX, detail, recoloured(palette, seen))
     unit = colours / 255.0
+    for detail, curve in _curves(unit):
+        yield Hypothesis(GAMMA, detail, recoloured(palette, curve))
+        swapped = f"{detail}, and the channels are in the order BGR"
+        yield Hypothesis(GAMMA, swapped, recoloured(palette, curve[:, ::-1]))
+    for name in sorted(builtin_palettes(), key=len):
+        other = load_palette(name)
+        if set(other.names) != set(palette.names) or (other.colours != palette.colours).any():
+            yield Hypothesis(OTHER_PALETTE, name, other)
+
+
+def explain(flat: FlatColours, palette: Palette) -> Hypothesis:
+    """The best explanation of a clip's flat colours; "nothing happened" unless another one is clearly better.
+
+    Another data set's palette that has every colour of the clip, where this one lacks some, is the better explanation
+    however many colours the two share.
+    """
+    first, *others = hypotheses(palette)
+    plain = flat.score(first.seen)
+    if plain == 1:
+        return first
+    large = flat.large
+    whole = None if large.known(palette).all() else next((o for o in others if large.known(o.seen).all()), None)
+    if whole is not None and whole.cause == OTHER_PALETTE:
+        return whole
+    if plain > 1 - MIN_GAIN:
+        return first
+    best = max(others, key=lambda other: (flat.score(other.seen), -len(other.seen)))
+    score = flat.score(best.seen)
+    return best if score >= MIN_SCORE and score >= plain + MIN_GAIN else first
+
+
+def _curves(unit: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Colours uint8 [n, 3] after a wrong transfer curve, from `unit` in [0, 1]."""
     for detail, curve in (
         ("linear light shown as sRGB", np.where(unit <= 0.04045, unit / 12.92, ((unit + 0.055) / 1.055) ** 2.4)),
         ("sRGB encoded twice", np.where(unit <= 0.0031308, unit * 12.92, 1.055 * unit ** (1 / 2.4) - 0.055)),
@@ -81,21 +129,7 @@ def hypotheses(palette: Palette) -> Iterator[Hypothesis]:
         ("a gamma of 1.8", unit**1.8),
         ("a gamma of 1 / 1.8", unit ** (1 / 1.8)),
     ):
-        yield Hypothesis(GAMMA, detail, recoloured(palette, _bytes(255 * curve)))
-    for name in builtin_palettes():
-        if name != palette.name:
-            yield Hypothesis(OTHER_PALETTE, name, load_palette(name))
-
-
-def explain(flat: FlatColours, palette: Palette) -> Hypothesis:
-    """The best explanation of a clip's flat colours; "nothing happened" unless another one is clearly better."""
-    first, *others = hypotheses(palette)
-    plain = flat.score(first.seen)
-    if plain > 1 - MIN_GAIN:
-        return first
-    best = max(others, key=lambda other: (flat.score(other.seen), -len(other.seen)))
-    score = flat.score(best.seen)
-    return best if score >= MIN_SCORE and score >= plain + MIN_GAIN else first
+        yield detail, _bytes(255 * curve)
 
 
 def miscoded(

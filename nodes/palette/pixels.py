@@ -2,7 +2,7 @@
 
 Rules: 16-bit values are scaled to 8 bits, unless none exceeds 255 (then they are 8-bit values in a wide container).
 Floats are [0, 1], unless any exceeds 1.5 (then 0..255). Pixels less than half opaque are black, the colour of
-"unlabeled".
+"unlabeled", unless alpha is the same everywhere.
 """
 
 from __future__ import annotations
@@ -71,9 +71,24 @@ def to_rgb(raw: Raw) -> np.ndarray:
     if values.ndim == 2:
         return np.repeat(values[..., None], 3, axis=-1)
     if values.shape[-1] == 4:
-        opaque = values[..., 3] >= 128
-        return values[..., :3] if opaque.all() else values[..., :3] * opaque[..., None]
+        alpha = values[..., 3]
+        opaque = alpha >= 128
+        return values[..., :3] if opaque.all() or _is_even(alpha) else values[..., :3] * opaque[..., None]
     return values
+
+
+def hidden_colours(raw: Raw) -> np.ndarray:
+    """uint8 [n, 3]: the colours that the transparent pixels of a frame carry, which `to_rgb` takes for black."""
+    values = raw.values
+    if raw.lookup is not None or values.ndim != 3 or values.shape[-1] != 4 or _is_even(values[..., 3]):
+        return np.zeros((0, 3), dtype=np.uint8)
+    colours = narrow(values) if values.dtype != np.uint8 else values
+    return colours[colours[..., 3] < 128][:, :3]
+
+
+def _is_even(alpha: np.ndarray) -> bool:
+    """Whether alpha says nothing: many renderers write 0 everywhere."""
+    return bool((alpha == alpha[0, 0]).all()) if alpha.size else True
 
 
 def unmultiplied(raw: Raw) -> Raw:

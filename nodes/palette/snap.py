@@ -1,7 +1,7 @@
 """Snap pixels to classes: exact colours stay as they are, near ones go to their class, blends follow their neighbours.
 
 Each of the 2^24 colours is judged once per palette and the verdict kept in a lookup table, filled as colours appear, so
-that a frame of flat colours costs one gather.
+that a frame of flat colours costs one gather per run of pixels.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from .palette import Palette
 
 # Verdicts, in the high byte of a table entry (the class id is in the low byte); a larger verdict is more certain.
 UNSEEN, DOUBTFUL, NEAR, EXACT = range(4)
+# Runs of one colour are judged once, unless there are more of them than this share of the pixels.
+RUNS_WORTH_IT = 0.25
 
 
 class ColourTable:
@@ -27,6 +29,15 @@ class ColourTable:
     def judge(self, rgb: np.ndarray) -> np.ndarray:
         """uint16 [...]: verdict * 256 + nearest class of every pixel of `rgb` uint8 [..., 3]."""
         packed = pack_rgb(rgb)
+        starts = (
+            np.concatenate([[0], np.flatnonzero(packed[1:] != packed[:-1]) + 1]) if len(packed) else np.zeros(0, int)
+        )
+        if len(starts) > RUNS_WORTH_IT * len(packed):
+            return self._look_up(packed).reshape(rgb.shape[:-1])
+        lengths = np.diff(starts, append=len(packed))
+        return np.repeat(self._look_up(packed[starts]), lengths).reshape(rgb.shape[:-1])
+
+    def _look_up(self, packed: np.ndarray) -> np.ndarray:
         codes = self._table.take(packed)
         if codes.min(initial=EXACT << 8) < DOUBTFUL << 8:
             unseen = np.unique(packed[codes < DOUBTFUL << 8])
@@ -38,7 +49,7 @@ class ColourTable:
         codes = np.empty(len(packed), dtype=np.uint16)
         for start in range(0, len(packed), 1 << 15):
             part = packed[start : start + (1 << 15)]
-            rgb = np.stack([part >> 16, part >> 8 & 255, part & 255], axis=-1)
+            rgb = np.stack([part & 255, part >> 8 & 255, part >> 16], axis=-1)
             distance2 = ((rgb[:, None] - self._colours) ** 2).sum(-1)  # [n, classes]
             nearest = distance2.argmin(axis=1)
             closest = distance2[np.arange(len(part)), nearest]
@@ -48,10 +59,14 @@ class ColourTable:
 
 
 def pack_rgb(rgb: np.ndarray) -> np.ndarray:
-    """uint8 [..., 3] -> int32 [...] holding R * 65536 + G * 256 + B."""
-    packed = np.zeros((*rgb.shape[:-1], 4), dtype=np.uint8)
-    packed[..., 2], packed[..., 1], packed[..., 0] = rgb[..., 0], rgb[..., 1], rgb[..., 2]
-    return packed.view("<i4")[..., 0]
+    """uint8 [..., 3] -> int32 [n] holding R + G * 256 + B * 65536, read as overlapping words of four bytes."""
+    flat = np.ascontiguousarray(rgb).reshape(-1)
+    packed = np.empty(len(flat) // 3, dtype=np.int32)
+    if len(packed):
+        words = np.ndarray(len(packed) - 1, "<i4", flat, 0, (3,))
+        np.bitwise_and(words, 0xFFFFFF, out=packed[:-1])
+        packed[-1] = int(flat[-3]) | int(flat[-2]) << 8 | int(flat[-1]) << 16
+    return packed
 
 
 @lru_cache(maxsize=8)

@@ -1,22 +1,23 @@
 """Video files through PyAV: exact length from the time stamps alone, frames by the 24 fps clock, colours as tagged.
 
 Opening reads the packets' stamps (no decoding), so a file's length is exact at once. Frames are decoded in order and
-only those that the clock shows are converted to RGB.
+only those that are asked for are converted to RGB.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from .clock import FPS, timeline_from_stamps
-from .errors import ClipError
+from .errors import ClipError, Trouble
+from .frame import frame_pixels, is_yuv, upright
 from .pixels import Raw
 
 if TYPE_CHECKING:
@@ -24,28 +25,50 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-# AVColorSpace of a frame -> swscale's matrix number. A file that says nothing is BT.601, as encoders fed RGB write it.
-_MATRIX = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9, 10: 9}
-_BT601 = 5
-_LIMITED, _FULL = 1, 2
+INTERLACED = "interlaced"
+
+
+class Trim(NamedTuple):
+    """The part of a file that is meant, in seconds of its own clock; a duration of 0 goes to the end."""
+
+    start: float = 0.0
+    duration: float = 0.0
+
+
+WHOLE = Trim()
+
+
+class _Stamps(NamedTuple):
+    """`values` in display order, in ticks of `tick` seconds; `by_count`: a frame is known by its place, not by its own stamp."""
+
+    values: list[int]
+    tick: Fraction
+    last_duration: int
+    by_count: bool
+    without_clock: bool = False
 
 
 class VideoSource:
-    """One video stream of a file on disk or of an open binary file (the first that is not a cover picture)."""
+    """One video stream of a file on disk or of an open binary file (the first that is not a cover picture).
 
-    def __init__(self, file: str | Path | BinaryIO) -> None:
-        self._file = file
+    `fps` counts only for files without any time stamps.
+    """
+
+    def __init__(self, file: str | Path | BinaryIO, *, trim: Trim = WHOLE, fps: Fraction | None = None) -> None:
+        self._file, self.trim = file, trim
         self.name = f"Video '{file}'" if isinstance(file, (str, Path)) else "The video in memory"
         try:
             with self._open() as container:
-                stream = self._stream(container)
-                self._counted, stamps, last_duration, tick = _packet_stamps(container, stream)
-            if not stamps:
+                whole = _packet_stamps(container, self._stream(container), fps)
+            if not whole.values:
                 raise ClipError(f"{self.name} holds no frames; at least one is needed. Export the clip again.")
-            self.timeline = timeline_from_stamps(stamps, tick, last_duration)
-            self._wanted = [stamps[index] for index in self.timeline.indices]
-            self._last_stamp = stamps[-1]
-            self._longest_gap = max((b - a for a, b in pairwise(stamps)), default=1)
+            self._stamps = self._trimmed(whole, trim)
+            kept = self._stamps.values
+            self.timeline = timeline_from_stamps(kept, self._stamps.tick, self._stamps.last_duration)
+            self._shown = [kept[index] for index in self.timeline.indices]
+            self._order = whole.values if whole.by_count else []
+            self._late_start = None if whole.by_count or kept[0] == whole.values[0] else kept[0]
+            self._longest_gap = max((b - a for a, b in pairwise(whole.values)), default=1)
             with self._open() as container:
                 first = next(container.decode(self._stream(container)), None)
         except ClipError:
@@ -57,7 +80,15 @@ class VideoSource:
             ) from error
         if first is None:
             raise ClipError(f"{self.name} holds no frame that can be decoded. Export the clip again.")
-        self.size = _rotated(np.empty((first.height, first.width, 0)), first).shape[:2]
+        self.size = upright(np.empty((first.height, first.width, 0)), first).shape[:2]
+        aspect = self._pixel_aspect or Fraction(1)
+        self.pixel_aspect = aspect if self.size == (first.height, first.width) else 1 / aspect
+        self.troubles = _troubles(first)
+
+    @property
+    def without_stamps(self) -> bool:
+        """Whether the file has no time stamps, so that frames last as long as a rate says."""
+        return self._stamps.without_clock
 
     def _open(self) -> Any:
         import av
@@ -76,103 +107,111 @@ class VideoSource:
                 f"{self.name} has no video stream (it holds {_kinds(container)}); one is needed. Choose another file."
             )
         moving[0].thread_type = "AUTO"
+        self._pixel_aspect = moving[0].sample_aspect_ratio
         return moving[0]
 
-    def open(self) -> Iterator[Raw]:
-        """Frames at 24 fps. Raises `ClipError` naming the frame where the file turns out damaged or short."""
-        ready = 0
+    def _trimmed(self, whole: _Stamps, trim: Trim) -> _Stamps:
+        """The stamps inside the part that is meant, the last frame held to the end of the part."""
+        if trim == WHOLE:
+            return whole
+        start, stop = int(trim.start / whole.tick), int((trim.start + trim.duration) / whole.tick)
+        kept = [stamp for stamp in whole.values if stamp >= start and (stamp < stop or not trim.duration)]
+        if not kept:
+            length = float((whole.values[-1] - whole.values[0]) * whole.tick)
+            raise ClipError(
+                f"{self.name} is trimmed to {trim.duration or 'all'} s from {trim.start:g} s on, where it holds no frame (it is "
+                f"about {length:.2f} s long); at least one frame is needed. Change the trim."
+            )
+        after = whole.values[whole.values.index(kept[-1]) + 1 :]
+        hold = min(after[0], stop) - kept[-1] if after else whole.last_duration
+        return whole._replace(values=kept, last_duration=hold)
+
+    def open(self, wanted: Callable[[int], bool] | None = None) -> Iterator[Raw]:
+        """Frames at 24 fps, those `wanted` by number. Raises `ClipError` naming the frame where the file is damaged or short."""
+        shown = [stamp for k, stamp in enumerate(self._shown) if wanted is None or wanted(k)]
+        ready, decoded = 0, 0
         latest: VideoFrame | None = None
-        latest_stamp, decoded = 0, 0
+        latest_stamp = self._stamps.values[0]
         raw: Raw | None = None
         try:
-            with self._open() as container:
-                for frame in container.decode(self._stream(container)):
-                    stamp = decoded if self._counted or frame.pts is None else frame.pts
-                    while latest is not None and ready < len(self._wanted) and self._wanted[ready] < stamp:
-                        raw = raw or self._raw(latest)
-                        yield raw
-                        ready += 1
-                    if ready == len(self._wanted):
-                        return
-                    latest, latest_stamp, raw = frame, stamp, None
-                    decoded += 1
+            for frame in self._decode():
+                stamp = self._stamp(frame, decoded, latest_stamp)
+                while latest is not None and ready < len(shown) and shown[ready] < stamp:
+                    raw = raw or self._raw(latest)
+                    yield raw
+                    ready += 1
+                if ready == len(shown):
+                    return
+                latest, latest_stamp, raw = frame, stamp, None
+                decoded += 1
+        except ClipError:
+            raise
         except _av_errors() as error:
             raise ClipError(
                 f"{self.name} is damaged after frame {decoded} ({_reason(error)}); all {self.timeline.source_frames} frames are "
                 f"needed. Export the clip again."
             ) from error
-        if latest is None or self._last_stamp - latest_stamp > 2 * self._longest_gap:
+        if latest is None or self._stamps.values[-1] - latest_stamp > 2 * self._longest_gap:
             raise ClipError(
                 f"{self.name} ends early: {decoded} of {self.timeline.source_frames} frames could be decoded. "
                 f"Copy or export the file again."
             )
         raw = raw or self._raw(latest)
-        for _ in range(ready, len(self._wanted)):
+        for _ in range(ready, len(shown)):
             yield raw
 
+    def _decode(self) -> Iterator[VideoFrame]:
+        """Decoded frames in display order, from a key frame at or before the first one meant."""
+        if self._late_start is not None:
+            with self._open() as container:
+                stream = self._stream(container)
+                container.seek(self._late_start, stream=stream)
+                frames = container.decode(stream)
+                first = next(frames, None)
+                if first is not None and first.pts is not None and first.pts <= self._late_start:
+                    yield first
+                    yield from frames
+                    return
+        with self._open() as container:
+            yield from container.decode(self._stream(container))
+
+    def _stamp(self, frame: VideoFrame, decoded: int, latest: int) -> int:
+        if self._order:
+            return self._order[min(decoded, len(self._order) - 1)]
+        return latest if frame.pts is None else frame.pts
+
     def _raw(self, frame: VideoFrame) -> Raw:
-        values = np.ascontiguousarray(_rotated(frame_pixels(frame), frame))
+        values = np.ascontiguousarray(upright(frame_pixels(frame), frame))
         height, width = values.shape[:2]
         if (height, width) != self.size:
             raise ClipError(
                 f"{self.name} changes from {self.size[1]}x{self.size[0]} to {width}x{height} pixels; "
                 f"one size is needed. Export the whole clip at one size."
             )
-        return Raw(values, converted=_is_yuv(frame))
+        return Raw(values, converted=is_yuv(frame))
 
 
-def frame_pixels(frame: VideoFrame) -> np.ndarray:
-    """Pixels of a decoded frame: RGB formats bit for bit, YUV by the frame's matrix and range, deep formats in 16 bits.
-
-    uint8 [H, W, 3], uint8 [H, W, 4] with alpha, uint8 or uint16 [H, W] for grey, uint16 [H, W, 3 or 4] for deep RGB.
-    """
-    layout = frame.format
-    deep = max(component.bits for component in layout.components) > 8
-    alpha = layout.name != "pal8" and len(layout.components) in (2, 4)
-    if _is_yuv(frame):
-        return _rgb_from_yuv(frame)
-    if layout.name.startswith("gray"):
-        return frame.to_ndarray(format="gray16le" if deep else "gray")
-    target = ("rgba64le" if alpha else "rgb48le") if deep else ("rgba" if alpha or layout.name == "pal8" else "rgb24")
-    return frame.to_ndarray(format=target)
+def _packet_stamps(container: InputContainer, stream: VideoStream, fps: Fraction | None) -> _Stamps:
+    """The stamps of the packets; where frames have none of their own those of decoding, else the rate the file states."""
+    packets = [(p.pts, p.dts, p.duration or 0) for p in container.demux(stream) if p.size and not p.is_discard]
+    tick = Fraction(stream.time_base) if stream.time_base else None
+    shown = sorted((pts, duration) for pts, _, duration in packets if pts is not None)
+    if tick and shown and 2 * len({pts for pts, _ in shown}) > len(packets):
+        return _Stamps([pts for pts, _ in shown], tick, shown[-1][1], by_count=False)
+    decoded = sorted((dts, duration) for _, dts, duration in packets if dts is not None)
+    if tick and decoded and len({dts for dts, _ in decoded}) == len(packets):
+        return _Stamps([dts for dts, _ in decoded], tick, decoded[-1][1], by_count=True)
+    rate = fps or stream.average_rate or stream.guessed_rate or Fraction(FPS)
+    return _Stamps(list(range(len(packets))), 1 / Fraction(rate), 1, by_count=True, without_clock=True)
 
 
-def _is_yuv(frame: VideoFrame) -> bool:
-    name = frame.format.name
-    return not (frame.format.is_rgb or name == "pal8" or name.startswith(("gray", "ya", "mono")))
-
-
-def _rgb_from_yuv(frame: VideoFrame) -> np.ndarray:
-    from av.video.reformatter import Interpolation
-
-    full = frame.color_range == _FULL or frame.format.name.startswith("yuvj")
-    flags = int(Interpolation.BILINEAR)
-    # Full chroma interpolation (0x2000 out, 0x4000 in) and accurate rounding (0x40000): flat colours come out exact.
-    flags |= 0x2000 | 0x4000 | 0x40000
-    return frame.reformat(
-        format="rgba" if len(frame.format.components) == 4 else "rgb24",
-        src_colorspace=_MATRIX.get(int(frame.colorspace), _BT601),
-        src_color_range=_FULL if full else _LIMITED,
-        dst_color_range=_FULL,
-        interpolation=flags,
-    ).to_ndarray()
-
-
-def _rotated(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
-    """Pixels turned upright by the display matrix (degrees counter-clockwise, multiples of 90)."""
-    return np.rot90(pixels, round(getattr(frame, "rotation", 0) / 90) % 4)
-
-
-def _packet_stamps(container: InputContainer, stream: VideoStream) -> tuple[bool, list[int], int, Fraction]:
-    """(whether frames were counted for want of stamps, stamps in display order, last duration, seconds per tick)."""
-    packets = [(p.pts, p.duration or 0) for p in container.demux(stream) if p.size and not p.is_discard]
-    count = len(packets)
-    stamped = sorted((pts, duration) for pts, duration in packets if pts is not None)
-    stamps = [pts for pts, _ in stamped]
-    if count and len(set(stamps)) == count and stream.time_base:
-        return False, stamps, stamped[-1][1], Fraction(stream.time_base)
-    rate = stream.average_rate or stream.guessed_rate or Fraction(FPS)
-    return True, list(range(count)), 1, 1 / Fraction(rate)
+def _troubles(first: VideoFrame) -> tuple[Trouble, ...]:
+    if not first.interlaced_frame:
+        return ()
+    detail = "the file says that it is interlaced; its frames are read as progressive"
+    return (
+        Trouble(INTERLACED, detail, "Export progressive frames: two half pictures in one frame tear moving classes."),
+    )
 
 
 def _is_cover(stream: Any) -> bool:
