@@ -61,7 +61,12 @@ def test(args: argparse.Namespace) -> int:
         os.environ.setdefault("REQUIRE_COMFYUI", "1")
     os.chdir(ROOT)
     # By its script and not as `-m pytest`, which would put our `nodes` on sys.path in front of ComfyUI's.
-    return environment.hand_over(Path(sys.executable), [str(Path(sys.executable).with_name("pytest")), *args.pytest])
+    # Without a choice everything runs, in two processes that take whole files, so that each file's servers start once.
+    chosen = args.pytest or ["-n", "2", "--dist", "loadfile"]
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # two processes with a thread for every core would wait for each other
+    return environment.hand_over(Path(sys.executable), [str(Path(sys.executable).with_name("pytest")), *chosen])
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -89,6 +94,8 @@ VERBS = {
     "palette": Verb(
         ".nodes.palette.command", "judge a class-colour clip: classes, exactness, likely faults and their remedy"
     ),
+    "bench": Verb(".nodes.bench.command", "measure a part of the pack on this machine, with random weights"),
+    "doctor": Verb(".nodes.loader.doctor_command", "say what this machine has, what works on it, and what files are"),
     "tables": Verb(
         ".nodes.sampler.tables_command", "write the modulation tables of a checkpoint for a number of steps"
     ),

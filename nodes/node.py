@@ -5,10 +5,15 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import host
+from .codec.decode_node import DecodeLatentNode
 from .codec.node import LoadDecoderNode, LoadEncoderNode
-from .loader.node import LoadModelNode
+from .loader.doctor_node import DoctorNode
+from .loader.node import LoadModelNode, LoRANode, WriteTablesCheckpointNode
 from .look.node import LookNode
+from .look.prompt_node import PromptBuilderNode
 from .palette.node import SemanticPaletteEncodeNode
+from .preview import SESSIONS, PreviewRoutes
+from .sampler.look_node import LookChangeNode
 from .sampler.node import StreamSamplerNode
 from .schedule.node import StreamScheduleNode
 
@@ -20,6 +25,12 @@ NODES: list[type[io.ComfyNode]] = [
     LoadDecoderNode,
     StreamScheduleNode,
     StreamSamplerNode,
+    DecodeLatentNode,
+    LookChangeNode,
+    LoRANode,
+    WriteTablesCheckpointNode,
+    PromptBuilderNode,
+    DoctorNode,
 ]
 
 
@@ -28,4 +39,5 @@ class StreamRenderExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         host.provide_example_inputs()
+        host.add_routes(PreviewRoutes(SESSIONS).table())
         return list(NODES)

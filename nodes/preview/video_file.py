@@ -1,33 +1,38 @@
-"""The video file: frames go to disk as chunks finish, in a fragmented MP4 that plays at any moment.
+"""The video file: chunks go to disk as they finish, in a file that plays at any moment and becomes an ordinary one at the end.
 
-H.264, yuv420p, BT.709 limited range and tagged so: untagged files are read as BT.601 by many players, which shifts colours.
+YUV formats are BT.709 limited range and tagged so: untagged files are read as BT.601 by many players, which shifts colours.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
 
-BT709 = 1
-LIMITED_RANGE = 1
-FULL_RANGE = 2
-FRAGMENTED = {
-    "movflags": "frag_keyframe+empty_moov+default_base_moof",
-    "flush_packets": "1",  # otherwise 256 KB wait in memory, which is several chunks
-}
-INDEX_END = 16  # bytes of the box `mfro`: its size, its name, flags, size of the index
-ENCODER = {"preset": "fast", "tune": "zerolatency", "crf": "16"}  # no look-ahead: a finished chunk is on disk
+from .formats import H264, VideoFileError, VideoFormat, require_space
+from .segment import BT709, FULL_RANGE, LIMITED_RANGE, file_header, file_segment
 
+__all__ = [
+    "BT709",
+    "FULL_RANGE",
+    "LIMITED_RANGE",
+    "VideoFile",
+    "VideoFileError",
+    "playable_frames",
+    "sync_folder",
+    "to_pixels",
+]
 
-class VideoFileError(OSError):
-    """The file cannot be written; the message names the path and the remedy."""
+FPS = Fraction(24)
+HEAD = 1 << 16  # bytes by which an unfinished file is known again
 
 
 def to_pixels(frames: Tensor) -> np.ndarray:
@@ -46,85 +51,81 @@ def playable_frames(path: Path) -> int:
         return 0
 
 
-def has_index(path: Path) -> bool:
-    """Whether an MP4 ends with the index of its fragments, the very last thing that is written."""
-    with path.open("rb") as file:
-        file.seek(max(0, os.path.getsize(path) - INDEX_END))
-        return file.read()[4:8] == b"mfro"
-
-
 class VideoFile:
-    """An MP4 being written. Use as a context; leaving it, also by an exception, closes a playable file of what was added.
+    """A video being written. Use as a context; leaving it, also by an exception, closes a playable file of what was added.
 
-    A file without a single playable frame is removed. When the disk is full, what was whole by then stays.
+    Every chunk is whole in the file when `add` returns. A file without a single frame is removed. When the disk is full,
+    what was whole by then stays.
     """
 
     def __init__(
-        self, path: Path, size: tuple[int, int], fps: Fraction = Fraction(24), metadata: dict[str, str] | None = None
+        self,
+        path: Path,
+        size: tuple[int, int],
+        fps: Fraction = FPS,
+        metadata: dict[str, str] | None = None,
+        *,
+        form: VideoFormat = H264,
+        resume: Mapping[str, Any] | None = None,
     ):
-        """`size` is (height, width), both even. Raises `VideoFileError` when the path cannot be written."""
-        import av
-
-        self.path, self.frames = Path(path), 0
-        self._whole_bytes = 0  # of complete fragments on disk
-        self._failed = False
+        """`size` is (height, width). `resume` is the `position` of an earlier file at `path` to go on from; the rest of it
+        is cut off. Raises `VideoFileError` when the path cannot be written, holds less or is another file.
+        """
+        self.path, self.size, self.fps, self.form = Path(path), size, fps, form
+        self.frames = self.bytes = 0  # of complete chunks on disk
+        self._file: BinaryIO | None = None
         height, width = size
-        if height % 2 or width % 2:
+        if form.even and (height % 2 or width % 2):
             raise VideoFileError(
-                f"a video of {width}x{height} cannot be written as H.264; width and height must be even"
+                f"a video of {width}x{height} cannot be written as {form.name.split(' ')[0]}; width and height must be even"
             )
-        self._container: Any = av.open(str(self.path), "w", format="mp4", options=FRAGMENTED)
-        self._container.metadata.update(metadata or {})
-        self._stream: Any = self._container.add_stream("libx264", rate=fps, options=dict(ENCODER))
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
-        self._tick = 1 / fps  # the muxer picks a finer base for the stream itself
-        context = self._stream.codec_context
-        context.color_primaries = context.color_trc = context.colorspace = BT709
-        context.color_range = LIMITED_RANGE
+        form.require()
         fresh = not os.path.lexists(self.path)
         try:
-            self._container.start_encoding()  # opens the file, which would otherwise wait for the first frame
+            if resume is None:
+                self._file = self.path.open("wb", buffering=0)
+                self._write(file_header(form, size, fps, metadata or {}))
+            else:
+                self._go_on(resume)
         except OSError as error:
-            with suppress(OSError):
-                self._container.close()
+            self._shut()
             with suppress(OSError):
                 if fresh:
                     self.path.unlink()
             raise self._error(error) from error
 
     def add(self, frames: Tensor) -> None:
-        """Append frames [n, 3, H, W] in [0, 1]; the first one starts a fragment, so earlier chunks are on disk from then on."""
-        import av
-        from av.video.frame import PictureType
+        """Append frames [n, 3, H, W] in [0, 1]; they are in the file when this returns."""
+        if not len(frames):
+            return
+        if self._file is None:
+            raise VideoFileError(f"{self.path} is closed already; open a new file for more frames")
+        data = file_segment(self.form, self.size, self.fps, self.frames, to_pixels(frames))
+        try:
+            self._check_place()
+            require_space(self.path.parent, len(data), f"the next chunk of {self.path.name}")
+            self._write(data)
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self.bytes)
+            raise self._error(error) from error
+        self.frames += len(frames)
 
-        for position, pixels in enumerate(to_pixels(frames)):
-            rgb = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame = rgb.reformat(
-                format="yuv420p", dst_colorspace=BT709, src_color_range=FULL_RANGE, dst_color_range=LIMITED_RANGE
-            )
-            frame.pts, frame.time_base = self.frames, self._tick
-            frame.pict_type = PictureType.I if position == 0 else PictureType.NONE
-            self._mux(frame)
-            self.frames += 1
-        self._whole_bytes = self._bytes_on_disk()
+    def sync(self) -> None:
+        """Force what was added onto the disk, so that it outlives a loss of power."""
+        if self._file is not None:
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._error(error) from error
 
     def close(self) -> None:
-        """Flush the encoder and finish the file; harmless when called again."""
-        if self._container is None:
+        """Finish the file; harmless when called again."""
+        if self._file is None:
             return
-        container, self._container = self._container, None
-        try:
-            try:
-                for packet in self._stream.encode(None) if self.frames else ():
-                    container.mux(packet)
-            finally:
-                container.close()
-            if self.frames and self.path.is_file() and not has_index(self.path):
-                raise OSError("its end could not be written")  # FFmpeg does not tell when only the end fails
-        except OSError as error:
-            raise self._error(error) from error
-        finally:
-            self._leave_playable()
+        self._shut()
+        if not self.frames and self.path.is_file():
+            self.path.unlink()
 
     def __enter__(self) -> VideoFile:
         return self
@@ -138,27 +139,63 @@ class VideoFile:
             if error is None:  # else what stopped the render is the news
                 raise
 
-    def _mux(self, frame: Any) -> None:
+    def position(self) -> dict[str, Any]:
+        """How much is complete, and how the file begins, for `resume`."""
+        return {"frames": self.frames, "bytes": self.bytes, "head": self._head()}
+
+    def _head(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.sha256(file.read(min(HEAD, self.bytes))).hexdigest()
+
+    def _go_on(self, position: Mapping[str, Any]) -> None:
+        self.frames, self.bytes = position["frames"], position["bytes"]
+        held = self.path.stat().st_size
+        if held < self.bytes:
+            raise OSError(f"it holds {held} bytes and the journal counts {self.bytes}")
+        if self._head() != position["head"]:
+            raise OSError("it is not the unfinished file that the journal counts")
+        self._file = self.path.open("r+b", buffering=0)
+        self._file.truncate(self.bytes)
+        self._file.seek(self.bytes)
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None  # callers opened it
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+        self.bytes += len(data)
+
+    def _check_place(self) -> None:
+        """A file deleted under the render would take everything after with it."""
+        assert self._file is not None
         try:
-            for packet in self._stream.encode(frame):
-                self._container.mux(packet)
-        except OSError as error:
-            raise self._error(error) from error
+            there = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            there = False
+        if not there:
+            raise OSError("the file was deleted or replaced while it was written")
 
-    def _bytes_on_disk(self) -> int:
-        return self.path.stat().st_size if self.path.is_file() else 0
-
-    def _leave_playable(self) -> None:
-        """After a failure, cut off the fragment that did not get through; what holds no frame goes altogether."""
-        if self._failed and self._bytes_on_disk() > self._whole_bytes:
-            os.truncate(self.path, self._whole_bytes)
-        if (self._failed or not self.frames) and self.path.is_file() and not playable_frames(self.path):
-            self.path.unlink()
+    def _shut(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
 
     def _error(self, error: OSError) -> VideoFileError:
-        self._failed = True
+        if isinstance(error, VideoFileError) and str(self.path) in str(error):
+            return error
         done = f" after {self.frames} frames (those that got through stay playable)" if self.frames else ""
         return VideoFileError(
             f"cannot write the video {self.path}{done}: {error.strerror or error}. "
             "Free disk space or choose a folder you may write to"
         )
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in `folder` onto the disk, where the system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

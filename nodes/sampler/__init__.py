@@ -1,12 +1,16 @@
 """The sampler: time grids, guidance, noise, prefix bank, the rollout of chunks, and the render from clip to frames."""
 
 from .bank import PrefixBank
+from .finite import NonFiniteError
 from .grids import AUDIO_SHIFT, CLEAN_SIGMA, VIDEO_SHIFT, TimeGrid, ddim_step, h3_time, trailing_sigmas
 from .guidance import SINGLE, Branch, chain, fitting_weights
+from .looks import LookChange, LookSequence, add_change
 from .network import DENSE, PREFIX, Conditions, Network
 from .noise import DEFAULT_SEED, Noise, combine_seed, picture_noise
-from .render import RenderedChunk, RenderError, Settings, check_inputs, conditions_for, geometry_of, render
+from .render import RenderedChunk, RenderError, Resume, Settings, check_inputs, conditions_for, geometry_of, render
 from .rollout import Chunk, Rollout
+from .state import RolloutState
+from .watch import ChunkFigures, Watch
 
 __all__ = [
     "AUDIO_SHIFT",
@@ -18,15 +22,23 @@ __all__ = [
     "VIDEO_SHIFT",
     "Branch",
     "Chunk",
+    "ChunkFigures",
     "Conditions",
+    "LookChange",
+    "LookSequence",
     "Network",
     "Noise",
+    "NonFiniteError",
     "PrefixBank",
     "RenderError",
     "RenderedChunk",
+    "Resume",
     "Rollout",
+    "RolloutState",
     "Settings",
     "TimeGrid",
+    "Watch",
+    "add_change",
     "chain",
     "check_inputs",
     "combine_seed",

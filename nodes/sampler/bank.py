@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .bank_fp8 import Fp8Recorder, Fp8StepBank
+
 
 @dataclass
 class LayerRecorder:
@@ -44,17 +46,28 @@ class StepBank:
 
 
 class PrefixBank:
-    """One `StepBank` per (branch, step); filled on demand and counted, because a prefill costs a full prefix forward."""
+    """One step bank per (branch, step); filled on demand and counted, because a prefill costs a full prefix forward.
 
-    def __init__(self) -> None:
-        self._steps: dict[tuple[str, int], StepBank] = {}
+    With `fp8` the banks take half the bytes and are no longer exact.
+    """
+
+    def __init__(self, fp8: bool = False) -> None:
+        self._steps: dict[tuple[str, int], StepBank | Fp8StepBank] = {}
+        self._fp8 = fp8
         self.prefills = 0
 
-    def get(self, branch: str, step: int) -> StepBank | None:
+    def get(self, branch: str, step: int) -> StepBank | Fp8StepBank | None:
         return self._steps.get((branch, step))
 
-    def store(self, branch: str, step: int, recorder: LayerRecorder) -> StepBank:
-        bank = StepBank(tuple(recorder.keys), tuple(recorder.values))
+    def recorder(self) -> LayerRecorder | Fp8Recorder:
+        """What takes the keys and values of the prefix-only forward."""
+        return Fp8Recorder() if self._fp8 else LayerRecorder()
+
+    def store(self, branch: str, step: int, recorder: LayerRecorder | Fp8Recorder) -> StepBank | Fp8StepBank:
+        if isinstance(recorder, Fp8Recorder):
+            bank: StepBank | Fp8StepBank = Fp8StepBank(tuple(recorder.keys), tuple(recorder.values))
+        else:
+            bank = StepBank(tuple(recorder.keys), tuple(recorder.values))
         self._steps[branch, step] = bank
         self.prefills += 1
         return bank

@@ -6,29 +6,39 @@ import json
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from ..codec import load_decoder, load_encoder, usual_dtype
-from ..loader import load_h3, open_checkpoint
+from ..codec import DecodeMode, Encoder, load_decoder, load_encoder, usual_dtype
+from ..loader import open_checkpoint
+from ..loader.command_options import model_arguments
 from ..look import encode_text, load_picture, make_look, prepare_picture, prompt_warnings, with_picture_latent
 from ..look.encoder_files import encoder_folder
-from ..palette import SemanticClip, clip_from_video, load_palette
-from ..preview import VideoFile
+from ..palette import MAPPINGS, REPAIRS, STRETCH, SemanticClip, audit, clip_from_video, load_palette, require_renderable
+from ..preview.finish import metadata_of, read_report
+from ..preview.formats import BY_SUFFIX, H264, IMAGES, SHORT, VideoFormat
 from ..schedule import Schedule
+from .command_memory import load_placed, memory_arguments, planned
+from .failure import frames_released
+from .fingerprint import Parts, fingerprint
 from .grids import TimeGrid
-from .latent_file import Fingerprint
+from .journal import open_at
 from .network import DENSE, PREFIX
 from .noise import DEFAULT_SEED
-from .render import RenderError, Settings, check_inputs, check_settings, conditions_for, render
-from .report import RenderReport
+from .record import Recorder, start_memory_watch
+from .render import RenderError, Settings, check_inputs, check_settings, conditions_for, encode_frames, render
+from .report_picture import report_picture
 
 RELEASE_SIZE = (768, 1344)
 RELEASE_REFERENCE = (480, 832)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+JOURNAL = ".journal"  # beside the video while it is not finished
 
 Size = tuple[int, int]
 
@@ -68,7 +78,7 @@ def arguments(parser: ArgumentParser) -> None:
         ("--model", "H3 checkpoint: file, any shard of an index, or folder"),
         ("--encoder", "video encoder checkpoint (TAE)"),
         ("--decoder", "video decoder checkpoint (TAE or causal ViT)"),
-        ("--out", "video file to write (.mp4)"),
+        ("--out", "video file to write (.mp4, or .mov, .mkv; a folder with --format png)"),
     ):
         parser.add_argument(option, type=Path, required=True, help=text)
     parser.add_argument("--steps", type=count, default=2, help="denoising steps per chunk (default: 2)")
@@ -89,10 +99,34 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--save-latents", type=Path, metavar="FILE", help="also write what went in and came out, fp32 safetensors"
     )
+    parser.add_argument(
+        "--format", choices=tuple(SHORT), help="of the video (default: prores for .mov, ffv1 for .mkv, else h264)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with an interrupted render of the same inputs to the same file"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the run report as JSON, and as a picture beside it (.png)"
+    )
+    parser.add_argument(
+        "--decoder-mode",
+        choices=get_args(DecodeMode),
+        default="pair",
+        help="what the causal ViT decoder does with a latent whose partner has not come (default: %(default)s, it waits)",
+    )
+    memory_arguments(parser)
+    model_arguments(parser)
     parser.add_argument("--size", metavar="WxH", help="of the video, in pixels (default: what the checkpoint says)")
     parser.add_argument("--reference-size", metavar="WxH", help="of the semantic reference the network sees, in pixels")
     parser.add_argument(
         "--palette", default="racing", help="built-in palette name or palette file (default: %(default)s)"
+    )
+    parser.add_argument("--repair", choices=REPAIRS, default="auto", help="of blurred pixels (default: %(default)s)")
+    parser.add_argument(
+        "--mapping",
+        choices=MAPPINGS,
+        default=STRETCH,
+        help="how a clip of another shape lies in the video (default: %(default)s)",
     )
 
 
@@ -108,48 +142,103 @@ def run(args: Namespace) -> int:
     settings = Settings(Schedule.parse(args.schedule), TimeGrid.trailing(args.steps), args.seed, args.attention)
     check_settings(settings)
     inputs = (args.clip, args.picture, args.prompt_file, args.model, args.encoder, args.decoder)
-    out = writable_target(Path(args.out), "video", inputs)
+    out, form = Path(args.out), chosen_format(args.format, Path(args.out))
+    if form.container == IMAGES:
+        out.mkdir(parents=True, exist_ok=True)
+    else:
+        writable_target(out, "video", inputs)
+    report_out = writable_target(Path(args.report), "report", (*inputs, out)) if args.report else None
     latents_out = writable_target(Path(args.save_latents), "latents", (*inputs, out)) if args.save_latents else None
     prompt = read_prompt(Path(args.prompt_file))
     encoder_folder(args.text_encoder)
     size, reference_size = sizes_for(open_checkpoint(args.model).metadata, args.size, args.reference_size)
-    clip = clip_from_video(args.clip, load_palette(args.palette), reference_size)
-    prepared = prepare_picture(load_picture(args.picture), size)
+    palette = load_palette(args.palette)
+    clip = clip_from_video(args.clip, palette, reference_size, repair=args.repair, mapping=args.mapping)
+    require_renderable(audit(clip), clip.source.name)
+    prepared = prepare_picture(load_picture(args.picture), size, clip.mapping, clip.shape)
 
-    model = load_h3(args.model, dtype=dtype, device=device)
-    encoder = load_encoder(args.encoder, device=device, dtype=codec_dtype(args.encoder, dtype, device))
-    decoder = load_decoder(args.decoder, device=device, dtype=codec_dtype(args.decoder, dtype, device))
+    dtypes = (dtype, codec_dtype(args.encoder, dtype, device), codec_dtype(args.decoder, dtype, device))
+    plan, settings = planned(args, settings, (size, reference_size), dtypes, prompt, device)
+    print(plan.as_text())
+    encoder = load_encoder(args.encoder, device=device, dtype=dtypes[1])
+    decoder = load_decoder(args.decoder, device=device, dtype=dtypes[2], mode=args.decoder_mode)
     for note in (prepared.note, *prompt_warnings(prompt)):
         print(note)
-    states = encode_text(args.text_encoder, prompt, prepared.rgb, device=device, dtype=dtype)
+    # The text encoder goes again before the transformer comes: they need not fit together.
+    states = encode_text(args.text_encoder, prompt, prepared.rgb, device=device, dtype=dtype, stream=plan.text_streamed)
+    model = load_placed(args, dtype, device, plan)
     look = make_look(states, rgb=torch.from_numpy(prepared.rgb.copy()), prompt=prompt, note=prepared.note)
     check_inputs(clip, look, model, settings, encoder, decoder)
     look = with_picture_latent(look, encoder)
 
+    parts = fingerprint(clip, look, model, encoder, decoder, settings, [form.name])
+    if args.resume and is_finished(out, parts):
+        print(f"{out}: finished already, nothing to do")
+        return 0
+    journal = open_at(out.with_name(out.name + JOURNAL), parts, resume=args.resume)
     conditions = conditions_for(clip, look, model, encoder)
-    report, fingerprint = RenderReport(settings, clip.frames), Fingerprint()
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    with VideoFile(out, look.size) as video:
-        for chunk in render(clip, look, model, encoder, decoder, settings, conditions=conditions):
-            video.add(chunk.frames)
-            report.add(chunk)
-            fingerprint.add(chunk.video, chunk.audio)
+    references: list[Tensor] = []
+    with frames_released(), Recorder(journal, clip, look, settings, [(form, out)]) as recorder:
+        start_memory_watch()
+        if recorder.chunks_done:
+            print(f"going on after {recorder.chunks_done} chunks, {recorder.report.frames} frames", flush=True)
             if latents_out:
-                kept.append((chunk.video, chunk.audio, chunk.reference))
+                references += earlier_references(clip, encoder, settings.schedule, recorder.chunks_done)
+        chunks = render(clip, look, model, encoder, decoder, settings, conditions=conditions, resume=recorder.resume)
+        for chunk in chunks:
+            figures = recorder.add(chunk)
+            if latents_out:
+                references.append(chunk.reference)
             steps = " ".join(f"{ms:.0f}" for ms in chunk.step_ms)
             print(
-                f"chunk {chunk.index + 1}/{chunk.total}: {report.frames}/{clip.frames} frames, "
-                f"encode {chunk.encode_ms:.0f} ms, steps {steps} ms, decode {chunk.decode_ms:.0f} ms",
+                f"chunk {chunk.index + 1}/{chunk.total}: {recorder.report.frames}/{clip.frames} frames, "
+                f"encode {chunk.encode_ms:.0f} ms, steps {steps} ms, decode {chunk.decode_ms:.0f} ms"
+                + "".join(f"; suspect: {reason}" for reason in figures.suspect),
                 flush=True,
             )
-    if latents_out:
-        consumed = {"text": look.text, "tags": look.tags, "picture": conditions.picture}
-        save_latents(latents_out, kept, consumed, settings, clip, model.model.dtype)
-    figures = report.as_dict(fingerprint.hexdigest())
+        report = recorder.result()
+        if latents_out:
+            consumed = {"text": look.text, "tags": look.tags, "picture": conditions.picture}
+            made = {**recorder.latents_so_far(), "reference": torch.cat(references, dim=1)}
+            save_latents(latents_out, made, consumed, settings, clip, model.model.dtype)
+        recorder.finish(recorder.outputs[0], out, metadata_of(report=report))
+    if report_out:
+        save_report(report_out, report)
     print(
-        f"{out}: {figures['frames']} frames in {figures['render_seconds']} s, latents sha256 {figures['latents_sha256']}"
+        f"{out}: {report['frames']} frames in {report['render_seconds']} s, latents sha256 {report['latents_sha256']}"
     )
     return 0
+
+
+def chosen_format(name: str | None, out: Path) -> VideoFormat:
+    """The format asked for, or the one that goes with the file's name."""
+    if name is not None:
+        return SHORT[name]
+    return BY_SUFFIX.get(out.suffix.lower(), H264)
+
+
+def is_finished(out: Path, parts: Parts) -> bool:
+    """Whether `out` is the finished video of exactly this render."""
+    report = read_report(out) if out.is_file() and out.stat().st_size else None
+    return bool(report and report.get("complete") and report.get("fingerprint") == parts)
+
+
+def earlier_references(clip: SemanticClip, encoder: Encoder, schedule: Schedule, chunks: int) -> list[Tensor]:
+    """Map latents [24, n, h', w'] of the first `chunks` chunks, encoded again."""
+    frames, stream = clip.reference_frames(), encoder.stream()
+    windows = [schedule.window_at(index) for index in range(chunks)]
+    return [encode_frames(torch.stack(list(islice(frames, len(w.frames)))), stream).cpu() for w in windows]
+
+
+def save_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Write a run report as JSON to `path` and as a picture beside it."""
+    try:
+        path.write_text(json.dumps(report, indent=1), encoding="utf-8")
+        report_picture(report).save(path.with_suffix(".png"))
+    except OSError as error:
+        raise RenderError(
+            f"the report cannot be written to {path} ({error}); the video is whole. Free disk space or name another file"
+        ) from error
 
 
 def codec_dtype(path: Path, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -190,7 +279,7 @@ def writable_target(path: Path, what: str, inputs: Iterable[Path]) -> Path:
 
 def save_latents(
     path: Path,
-    chunks: list[tuple[Tensor, Tensor, Tensor]],
+    made: Mapping[str, Tensor],
     consumed: dict[str, Tensor],
     settings: Settings,
     clip: SemanticClip,
@@ -198,16 +287,13 @@ def save_latents(
 ) -> None:
     """Write everything needed to recompute the render with another implementation, float32, whole chunks, untrimmed.
 
-    `chunks` are (video, audio, reference) of `RenderedChunk`; `consumed` is text, tags and picture.
+    `made` is video [24, T, h, w], audio [2, 32, A] and reference [24, T, h', w']; `consumed` is text, tags and picture.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    video, audio, reference = zip(*chunks, strict=True)
     tensors = {
-        "video": torch.cat(video, dim=1),
-        "audio": torch.cat(audio, dim=2),
-        "reference": torch.cat(reference, dim=1),
+        **made,
         "text": consumed["text"].float(),
         "tags": consumed["tags"],
         "picture": consumed["picture"].float(),
@@ -218,5 +304,6 @@ def save_latents(
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise RenderError(
-            f"the latents cannot be written to {path} ({error}); the video is whole. Free disk space and render again"
+            f"the latents cannot be written to {path} ({error}); all frames are in the video. "
+            "Free disk space and render again with --resume"
         ) from error

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..model import H3, AdaLNTables, audio_from_rows, unpatchify
 from ..schedule import Geometry, Window, layout_key
-from .bank import LayerRecorder, PrefixBank, StepBank
+from .bank import PrefixBank, StepBank
+from .bank_fp8 import Fp8StepBank
 from .grids import TimeGrid, h3_time
 from .guidance import SINGLE, Branch
 from .pack import Layout, RowTimes, WindowLatents, make_layout, pack_moving, pack_prefix, pack_whole
@@ -80,8 +81,8 @@ class Network:
 
     def _prefill(
         self, branch: Branch, layout: Layout, text: Tensor, latents: WindowLatents, times: RowTimes, step: int
-    ) -> StepBank:
-        recorder = LayerRecorder()
+    ) -> StepBank | Fp8StepBank:
+        recorder = self.bank.recorder()
         self.model(pack_prefix(layout, text, latents, times), self.tables.at(times.times), bank=recorder)
         return self.bank.store(branch.name, step, recorder)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from comfy_api.latest import io
 
 from .. import host
@@ -15,16 +19,21 @@ from ..host import CATEGORY, H3_DECODER, H3_ENCODER, H3_LOOK, H3_MODEL, H3_SCHED
 from ..loader.node import HostModel
 from ..look import Look
 from ..palette import SemanticClip
-from ..preview import VideoFile, playable_frames
+from ..preview import Unwatched, open_preview, playable_frames
+from ..preview.finish import finish_video, metadata_of
+from ..preview.formats import FORMATS, H264, VideoFormat, format_named
 from ..schedule import Schedule
+from .failure import frames_released
+from .fingerprint import Parts, fingerprint
 from .grids import MAX_STEPS, TimeGrid
 from .guidance import SINGLE, STRUCTURE_SCALE, TEXT_SCALE, Branch, chain
-from .latent_file import Fingerprint, LatentFile
-from .memory import working_bytes
+from .journal import Journal, open_in, work_in
 from .network import DENSE, PREFIX
+from .node_memory import on_device, planned
 from .noise import DEFAULT_SEED
-from .render import MAX_SEED, Settings, check_inputs, geometry_of, render
-from .report import RenderReport
+from .record import Recorder, start_memory_watch
+from .render import MAX_SEED, Settings, check_inputs, render
+from .report_picture import report_picture
 
 log = logging.getLogger(host.PACK)
 
@@ -96,15 +105,35 @@ class StreamSamplerNode(io.ComfyNode):
                     tooltip="'prefix bank' computes text, picture and sink once; exact for StreamRender-H3. 'dense window' "
                     "recomputes everything in every chunk; slower, for checkpoints not trained with the prefix.",
                 ),
+                io.Boolean.Input(
+                    "resume",
+                    default=True,
+                    tooltip="Keep a journal while rendering, so that the same render started again after a cancel, an error, "
+                    "a crash or a power cut goes on where it stopped. The result is the same as without the interruption.",
+                ),
+                io.Combo.Input(
+                    "video_format",
+                    options=list(FORMATS),
+                    default=H264.name,
+                    tooltip="H.264 plays everywhere; H.265 is smaller. ProRes 4444, lossless FFV1 and PNG images are written "
+                    "to output/streamrender_h3 beside the H.264 video, which the output 'video' then still is.",
+                ),
             ],
             outputs=[
                 io.Video.Output("video", display_name="video", tooltip="The rendered file, 24 frames per second."),
                 io.Latent.Output(
                     "latent", display_name="latent", tooltip="Audio-video latents, as native H3 nodes use them."
                 ),
-                io.String.Output("metrics", display_name="metrics", tooltip="Times by chunk and part, as JSON."),
+                io.String.Output(
+                    "metrics",
+                    display_name="metrics",
+                    tooltip="The run report as JSON: times by chunk and part, memory, hashes of what went in, suspect chunks.",
+                ),
+                io.Image.Output(
+                    "report", display_name="report", tooltip="The run report as a picture, for Preview Image."
+                ),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt],
         )
 
     @classmethod
@@ -122,6 +151,8 @@ class StreamSamplerNode(io.ComfyNode):
         text_scale: float,
         structure_scale: float,
         attention: str,
+        resume: bool = True,
+        video_format: str = H264.name,
     ) -> io.NodeOutput:
         if attention not in ATTENTION:
             raise ValueError(f"H3 Stream Sampler: attention {attention!r} is unknown; choose one of {list(ATTENTION)}")
@@ -129,37 +160,57 @@ class StreamSamplerNode(io.ComfyNode):
         settings = Settings(schedule, TimeGrid.trailing(steps), seed, ATTENTION[attention], branches)
         check_inputs(clip, look, model.h3, settings, encoder.codec, decoder.codec)
 
-        report, fingerprint = RenderReport(settings, clip.frames), Fingerprint()
-        show = host.progress(schedule.chunks_for(clip.frames) * steps, cls.hidden.unique_id)
-        needed = working_bytes(
-            model.h3.config,
-            schedule,
-            geometry_of(clip, look),
-            len(look.text),
-            steps,
-            len(branches),
-            settings.attention,
-            model.h3.model.dtype.itemsize,
-        )
+        forms = output_forms(video_format)
+        prompt, extra = host.saved_metadata(cls.hidden.prompt, cls.hidden.extra_pnginfo)
+        show = unhurt(host.progress(schedule.chunks_for(clip.frames) * steps, cls.hidden.unique_id))
+        plan, settings = planned(model, clip, look, settings, encoder, decoder, cls.hidden.unique_id)
 
         def after_step(chunk: int, step: int) -> None:
             show(chunk * steps + step + 1, None)
+            preview.step(chunk, step)
             host.check_interrupted()
 
-        path = host.temporary_file(".mp4")
-        latents = LatentFile(path.with_suffix(".video.f32"), path.with_suffix(".audio.f32"))
+        parts = fingerprint(clip, look, model.h3, encoder.codec, decoder.codec, settings, [form.name for form in forms])
+        journal = open_journal(parts, resume)
+        targets = [(form, journal.folder / f"video_{number}{form.suffix}") for number, form in enumerate(forms)]
+        recorder = Recorder(journal, clip, look, settings, targets, metadata_of(prompt, extra))
+        if recorder.chunks_done:
+            log.info("H3 Stream Sampler goes on after %d chunks of an interrupted render", recorder.chunks_done)
         patchers = [model.patcher, encoder.patcher, decoder.patcher]
-        chunks = render(clip, look, model.h3, encoder.codec, decoder.codec, settings, on_step=after_step)
-        with kept_on_failure(path, latents):
-            with host.on_device(patchers, needed), closing(chunks), VideoFile(path, look.size) as video:
+        chunks = render(
+            clip, look, model.h3, encoder.codec, decoder.codec, settings, on_step=after_step, resume=recorder.resume
+        )
+        watch = open_preview(
+            cls.hidden.unique_id,
+            cls.hidden.extra_pnginfo,
+            clip.frames,
+            look.size,
+            schedule,
+            steps,
+            shown=recorder.report.frames,
+        )
+        with watch as preview, kept_on_failure(recorder, targets[0], (prompt, extra), preview) as path:
+            with on_device(model, patchers, plan), frames_released(), closing(chunks), recorder:
+                start_memory_watch()
+                if recorder.chunks_done:
+                    show(recorder.chunks_done * steps, None)
                 for chunk in chunks:
-                    video.add(chunk.frames)
-                    latents.add(chunk.video, chunk.audio)
-                    fingerprint.add(chunk.video, chunk.audio)
-                    report.add(chunk)
+                    figures = recorder.add(chunk)
+                    preview.chunk(chunk, figures.suspect)
                     show((chunk.index + 1) * steps, chunk.frames[-1] if len(chunk.frames) else None)
-            latent = host.latent_pair(*latents.tensors())
-        return io.NodeOutput(host.video_from_file(path), latent, report.as_json(fingerprint.hexdigest()))
+                report = recorder.result()
+                about = metadata_of(prompt, extra, report)
+                for output in recorder.outputs[1:]:
+                    with host.output_place("render", output.form.suffix) as place:
+                        recorder.finish(output, place, about)
+                    log.info("H3 Stream Sampler wrote %s", place)
+                recorder.finish(recorder.outputs[0], path, about)
+                latent = host.latent_pair(*recorder.take_latents(*latent_paths(path)))
+                recorder.keep_finished = True
+            preview.file = path
+        host.after_prompt(journal.remove_unless_used)  # only then has the host saved what it was given
+        picture = torch.from_numpy(np.array(report_picture(report)))[None].float() / 255
+        return io.NodeOutput(host.video_from_file(path), latent, json.dumps(report, indent=1), picture)
 
 
 def branches_for(guidance: str, text_scale: float, structure_scale: float, look: Look) -> tuple[Branch, ...]:
@@ -170,27 +221,76 @@ def branches_for(guidance: str, text_scale: float, structure_scale: float, look:
     raise ValueError(f"H3 Stream Sampler: guidance {guidance!r} is unknown; choose one of {[FITTED, CHAIN]}")
 
 
+def unhurt(show: Callable[[int, torch.Tensor | None], None]) -> Callable[[int, torch.Tensor | None], None]:
+    """`show`, whose failures are logged once and then no longer tried; a cancel still gets through."""
+    failed: list[Exception] = []
+
+    def shown(done: int, frame: torch.Tensor | None) -> None:
+        if failed:
+            return
+        try:
+            show(done, frame)
+        except Exception as error:
+            if host.is_interrupt(error):
+                raise
+            failed.append(error)
+            log.warning("H3 Stream Sampler cannot show its progress (%s); the render goes on", error)
+
+    return shown
+
+
+def output_forms(name: str) -> list[VideoFormat]:
+    """What is written: an MP4 first, which the output is and the host can save; another format comes beside it."""
+    form = format_named(name)
+    return [form] if form.browser else [H264, form]
+
+
+def open_journal(parts: Parts, resume: bool) -> Journal:
+    """The render's journal in the host's user folder; without `resume`, or where there can be none, a temporary folder."""
+    if resume:
+        with suppress(OSError):
+            return open_in(host.cache_folder("journals"), parts, host.temporary_folder)
+        log.warning("H3 Stream Sampler keeps no journal: the host's user folder cannot be written")
+    return work_in(host.temporary_folder(), parts)
+
+
+def latent_paths(path: Path) -> tuple[Path, Path]:
+    """Where the latents of the video at `path` go."""
+    return path.with_suffix(".video.f32"), path.with_suffix(".audio.f32")
+
+
 @contextmanager
-def kept_on_failure(path: Path, latents: LatentFile) -> Iterator[None]:
-    """When the render is cancelled or fails, temporary files go and the frames done so far move to the output folder."""
+def kept_on_failure(
+    recorder: Recorder, growing: tuple[VideoFormat, Path], metadata: tuple[Any, dict[str, Any]], preview: Unwatched
+) -> Iterator[Path]:
+    """The path for the finished video. When the render is cancelled or fails, the frames done so far become a file in the
+    output folder, the journal stays, everything else goes.
+    """
+    finished = host.temporary_file(".mp4")
     try:
-        yield
-    except BaseException:
-        latents.discard()
-        if path.is_file():
-            keep_playable(path)
+        yield finished
+    except BaseException as error:
+        recorder.close(finished=False, error=error)
+        for path in (finished, *latent_paths(finished)):
+            path.unlink(missing_ok=True)
+        if growing[1].is_file():
+            about = metadata_of(*metadata, recorder.result())
+            preview.file = keep_playable(*growing, about)
+        if not recorder.journal.durable and preview.file != growing[1]:
+            recorder.journal.remove()
         raise
 
 
-def keep_playable(path: Path) -> None:
-    """Move an unfinished video to the output folder and say so, or delete it when it holds no frame."""
+def keep_playable(form: VideoFormat, path: Path, metadata: dict[str, str]) -> Path | None:
+    """An ordinary file in the output folder of what an unfinished video holds, and a log line that names it."""
     frames = playable_frames(path)
     if not frames:
-        path.unlink()
-        return
+        return None
     try:
-        kept = host.keep_partial(path)
+        with host.output_place("partial", form.suffix) as kept:
+            finish_video(path, kept, form, metadata)
     except OSError as error:
-        log.warning("H3 Stream Sampler could not move what is done to the output folder: %s", error)
+        log.warning("H3 Stream Sampler could not copy what is done to the output folder: %s", error)
         kept = path
     log.warning("H3 Stream Sampler stopped early; its first %d frames are in %s", frames, kept)
+    return kept

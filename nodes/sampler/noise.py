@@ -38,3 +38,11 @@ class Noise:
     def draw(self, *shape: int) -> Tensor:
         """Standard normal float32 numbers of `shape`, moved to the render's device."""
         return torch.randn(shape, generator=self._generator).to(self._device)
+
+    def state(self) -> Tensor:
+        """Where the stream stands, uint8."""
+        return self._generator.get_state()
+
+    def restore(self, state: Tensor) -> None:
+        """Go on from an earlier `state`."""
+        self._generator.set_state(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,17 +16,18 @@ from ..loader import H3Model
 from ..look import Look, check_look, with_picture_latent
 from ..palette import SemanticClip
 from ..schedule import Geometry, Schedule
+from .bank import PrefixBank
+from .finite import RenderError, require_finite
 from .grids import TimeGrid
 from .guidance import SINGLE, Branch
+from .looks import LookSequence, look_plan
 from .network import DENSE, PREFIX, Conditions, Network
 from .noise import DEFAULT_SEED
+from .replay import decoder_at, encoder_at
 from .rollout import Rollout
+from .state import RolloutState
 
 MAX_SEED = 2**64 - 1  # torch's generator takes 64 bits
-
-
-class RenderError(ValueError):
-    """Inputs that do not fit together, or a render that went wrong; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Settings:
     seed: int = DEFAULT_SEED
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
+    bank_fp8: bool = False  # keep the prefix bank in fp8: half the memory, no longer exact
 
     def facts(self) -> dict[str, Any]:
         """Seed, noise levels, schedule and attention, ready for JSON: what another implementation needs to repeat a render."""
@@ -52,6 +54,7 @@ class Settings:
                 "bootstrap": schedule.bootstrap_units,
             },
             "attention": self.attention,
+            "prefix_bank": "fp8" if self.bank_fp8 else "plain",
         }
 
 
@@ -70,6 +73,16 @@ class RenderedChunk:
     step_ms: tuple[float, ...]
     decode_ms: float
     prefills: int  # prefix forwards so far, over all chunks
+    state: RolloutState  # what the next chunk depends on: store it to go on from here
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where an earlier, equal render stands after its last complete chunk."""
+
+    state: RolloutState
+    latents: Tensor  # [24, n, h, w] float32, every latent so far; may be memory-mapped
+    frames: int  # published so far
 
 
 def check_settings(settings: Settings) -> None:
@@ -92,7 +105,9 @@ def check_inputs(
     check_settings(settings)
     geometry_of(clip, look)
     config = model.config
-    check_look(look, text_dim=config.text_dim, size=look.size, channels=config.latent_channels)
+    for one in look.looks if isinstance(look, LookSequence) else (look,):
+        check_look(one, text_dim=config.text_dim, size=look.size, channels=config.latent_channels)
+    look_plan(look, settings.schedule, clip.frames)
     for name, codec in (("H3 encoder", encoder), ("H3 decoder", decoder)):
         if codec.latent_channels != config.latent_channels:
             raise RenderError(
@@ -115,6 +130,8 @@ def conditions_for(clip: SemanticClip, look: Look, model: H3Model, encoder: Enco
     """What stays the same for the whole render, on the model's device; the picture is encoded now if it was not before."""
     picture = with_picture_latent(look, encoder).picture
     assert picture is not None  # with_picture_latent leaves a latent
+    require_finite(look.text, "text states", 0)
+    require_finite(picture, "picture latent", 0)
     device = device_of(model)
     return Conditions(
         text=look.text.to(device),
@@ -135,23 +152,40 @@ def render(
     *,
     conditions: Conditions | None = None,
     on_step: Callable[[int, int], None] = lambda chunk, step: None,
+    resume: Resume | None = None,
 ) -> Generator[RenderedChunk, None, None]:
     """Render `clip` in the look given, chunk by chunk, exactly as many frames as the clip has.
 
     Chunks are always full: the clip is continued by its last frame and the result trimmed. `on_step(chunk, step)` runs
     after every denoising step and may raise to stop. The held-back frames of the decoder come with the last chunk.
+    `resume` goes on after the chunks of an earlier render of the same inputs; the rest is then equal to what that one
+    would have made, on the CPU bit for bit. Raises `NonFiniteError` at the first stage with a value that is no number.
     """
     check_inputs(clip, look, model, settings, encoder, decoder)
-    conditions = conditions or conditions_for(clip, look, model, encoder)
+    clip = clip.in_video(look.size)
+    plan = look_plan(look, settings.schedule, clip.frames)
+    total = settings.schedule.chunks_for(clip.frames)
+    first = resume.state.index if resume else 0
+    if first == total:
+        return
     device = device_of(model)
-    network = Network(
-        model.model,
-        model.modulation.tables(settings.grid.h3_times()).to(device),
-        conditions,
-        settings.grid,
-        attention=settings.attention,
-        branches=settings.branches,
-    )
+    tables = model.modulation.tables(settings.grid.h3_times()).to(device)
+
+    def network_for(conditions: Conditions) -> Network:
+        return Network(
+            model.model,
+            tables,
+            conditions,
+            settings.grid,
+            attention=settings.attention,
+            branches=settings.branches,
+            bank=PrefixBank(fp8=settings.bank_fp8),
+        )
+
+    current = plan[max(chunk for chunk in plan if chunk <= first)]
+    if conditions is None or current is not look:
+        conditions = conditions_for(clip, current, model, encoder)
+    network, prefills = network_for(conditions), 0
     rollout = Rollout(
         settings.schedule,
         settings.grid,
@@ -162,44 +196,45 @@ def render(
         freeze_sink=settings.attention == PREFIX,
         on_step=on_step,
     )
-    maps, latents_in, pictures_out = continued(clip.reference_frames()), encoder.stream(), decoder.stream()
-    total = settings.schedule.chunks_for(clip.frames)
-    shown = 0
-    for index in range(total):
-        window = rollout.next_window
-        start = time.perf_counter()
-        read = torch.stack(list(islice(maps, len(window.frames))))
-        reference = encode_frames(read, latents_in).to(device)
-        encoded = time.perf_counter()
-        chunk = rollout.step(reference)
-        require_finite(chunk.video, index)
-        denoised = time.perf_counter()
-        frames = decode_chunk(pictures_out, chunk.video, last=index == total - 1)[: clip.frames - shown]
-        shown += len(frames)
-        yield RenderedChunk(
-            index=index,
-            total=total,
-            frames=frames,
-            maps=(read * 255).round().byte(),
-            video=chunk.video.cpu(),
-            audio=chunk.audio.cpu(),
-            reference=reference.cpu(),
-            encode_ms=1000 * (encoded - start),
-            step_ms=chunk.step_ms,
-            decode_ms=1000 * (time.perf_counter() - denoised),
-            prefills=network.bank.prefills,
-        )
-
-
-def continued(frames: Iterator[Tensor]) -> Iterator[Tensor]:
-    """The clip's frames, then its last one for ever."""
-    last = None
-    for last in frames:
-        yield last
-    if last is None:
-        raise RenderError("semantic clip: it has no frames; connect a clip with at least one")
-    while True:
-        yield last
+    if resume:
+        rollout.restore(RolloutState.from_tensors(resume.state.tensors(), device))
+    latents_in, maps = encoder_at(encoder, clip, rollout.next_window.frames.start)
+    pictures_out = decoder_at(decoder, resume.latents) if resume else decoder.stream()
+    shown = resume.frames if resume else 0
+    try:
+        for index in range(first, total):
+            if index in plan and index > first:
+                prefills += network.bank.prefills
+                conditions = conditions_for(clip, plan[index], model, encoder)
+                network = network_for(conditions)
+                rollout.change_look(network, conditions.picture)
+            window = rollout.next_window
+            start = time.perf_counter()
+            read = torch.stack(list(islice(maps, len(window.frames))))
+            reference = encode_frames(read, latents_in).to(device)
+            require_finite(reference, "map latents", index)
+            encoded = time.perf_counter()
+            chunk = rollout.step(reference)
+            denoised = time.perf_counter()
+            frames = decode_chunk(pictures_out, chunk.video, last=index == total - 1)[: clip.frames - shown]
+            require_finite(frames, "decoded frames", index)
+            shown += len(frames)
+            yield RenderedChunk(
+                index=index,
+                total=total,
+                frames=frames,
+                maps=(read * 255).round().byte(),
+                video=chunk.video.cpu(),
+                audio=chunk.audio.cpu(),
+                reference=reference.cpu(),
+                encode_ms=1000 * (encoded - start),
+                step_ms=chunk.step_ms,
+                decode_ms=1000 * (time.perf_counter() - denoised),
+                prefills=prefills + network.bank.prefills,
+                state=rollout.state(),
+            )
+    finally:
+        network.bank = PrefixBank()  # gigabytes, which an error would hold with its traceback
 
 
 @torch.inference_mode()
@@ -215,11 +250,3 @@ def decode_chunk(stream: DecoderStream, latents: Tensor, *, last: bool) -> Tenso
     if last:
         frames.append(stream.flush())
     return torch.cat([part.float().cpu() for part in frames])
-
-
-def require_finite(latents: Tensor, chunk: int) -> None:
-    if not torch.isfinite(latents).all():
-        raise RenderError(
-            f"chunk {chunk}: the model returned NaN or infinite latents; the chunks before it are kept. "
-            "Render with dtype bf16 or fp32, and check that the checkpoint's form is the one named in the log"
-        )

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..schedule import Schedule, Window
+from .finite import require_finite_step
 from .grids import CLEAN_SIGMA, TimeGrid
 from .history import History, gather, join
 from .noise import Noise, picture_noise
 from .pack import WindowLatents
+from .state import RolloutState, Snapshot
 
 
 class Predictor(Protocol):
@@ -33,15 +35,6 @@ class Chunk:
     video: Tensor  # [24, new, h, w] float32
     audio: Tensor  # [2, 32, committed] float32
     step_ms: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The frozen sink, noise included: prefix rows must never change once their keys are in the bank."""
-
-    video: Tensor
-    audio: Tensor
-    reference: Tensor
 
 
 def with_noise(clean: Tensor, noise: Tensor) -> Tensor:
@@ -82,7 +75,8 @@ class Rollout:
         self._schedule, self._grid, self._predict = schedule, grid, predict
         self._audio_channels, self._freeze_sink, self._on_step = audio_channels, freeze_sink, on_step
         self._noise = Noise(seed, picture.device)
-        self._picture = with_noise(picture, picture_noise(seed, tuple(picture.shape)).to(picture.device))
+        self._picture_noise = picture_noise(seed, tuple(picture.shape)).to(picture.device)
+        self._picture = with_noise(picture, self._picture_noise)
         self._history = History()
         self._snapshot: Snapshot | None = None
         self._index = 0
@@ -90,6 +84,30 @@ class Rollout:
     @property
     def next_window(self) -> Window:
         return self._schedule.window_at(self._index)
+
+    def change_look(self, predict: Predictor, picture: Tensor) -> None:
+        """From the next chunk on predict with other conditions; history, frozen sink and noise go on."""
+        self._predict, self._picture = predict, with_noise(picture, self._picture_noise)
+
+    def state(self) -> RolloutState:
+        """What the next chunk depends on. Cheap: tensors are shared, none is ever changed in place."""
+        history = self._history
+        return RolloutState(
+            self._index,
+            self._noise.state(),
+            dict(history.video),
+            dict(history.reference),
+            dict(history.audio),
+            self._snapshot,
+        )
+
+    def restore(self, state: RolloutState) -> None:
+        """Go on from `state`, whose tensors are on the render's device."""
+        self._index, self._snapshot = state.index, state.snapshot
+        self._noise.restore(state.noise)
+        self._history.video = dict(state.video)
+        self._history.reference = dict(state.reference)
+        self._history.audio = dict(state.audio)
 
     @torch.inference_mode()
     def step(self, reference: Tensor) -> Chunk:
@@ -112,6 +130,7 @@ class Rollout:
                 latents, video=put_last(latents.video, x_video, 1), audio=put_last(latents.audio, x_audio, 2)
             )
             x0_video, x0_audio = self._predict(window, latents, step)
+            require_finite_step(x0_video, x0_audio, step, self._grid.steps, window.index)
             x_video, x_audio = self._grid.ddim(step, x0_video, x_video, x0_audio, x_audio)
             self._on_step(window.index, step)
             step_ms.append(1000 * (time.perf_counter() - start))

@@ -49,7 +49,7 @@ def write_picture(path: Path, size: tuple[int, int] = (128, 128)) -> Path:
     return path
 
 
-def add(prompt: dict[str, Any], kind: str, **inputs: Any) -> str:
+def add(prompt: dict[str, Any], kind: str, /, **inputs: Any) -> str:
     """Put one more node into an API graph; its id."""
     key = f"added{len(prompt)}"
     prompt[key] = {"class_type": kind, "inputs": inputs}

@@ -23,7 +23,7 @@ COMFY_CLI = "comfy-cli==1.23.0"
 TESTED = (3, 11)
 MARKER = "streamrender_h3.installed"
 UNFINISHED = "unfinished"
-ENVIRONMENT_BYTES = 3_000_000_000  # .venv is 2 GB when finished; pip unpacks wheels beside it
+ENVIRONMENT_BYTES = 4_000_000_000  # .venv is 2.7 GB when finished; pip unpacks wheels beside it
 
 
 class SetupError(RuntimeError):
@@ -189,7 +189,7 @@ def _explain_venv(output: str) -> str:
 
 def _explain_pip(output: str) -> str:
     if "No space left" in output:
-        return "the disk became full while installing; free about 3 GB and run the command again"
+        return "the disk became full while installing; free about 4 GB and run the command again"
     network = (
         "NewConnectionError",
         "Temporary failure in name resolution",

@@ -80,7 +80,7 @@ def test_a_venv_of_somebody_else_is_left_alone(commands, tmp_path):
 
 def test_a_full_disk_is_told_before_anything_is_installed(commands, tmp_path, monkeypatch):
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9))
-    with pytest.raises(environment.SetupError, match=r"1\.0 GB free .* 3\.0 GB are needed"):
+    with pytest.raises(environment.SetupError, match=r"1\.0 GB free .* 4\.0 GB are needed"):
         environment.ensure_venv(tmp_path)
     assert commands == []
 

@@ -13,6 +13,7 @@ import urllib.request
 import demo
 import pytest
 from bench import frames_of
+from streamrender_h3.nodes.preview import read_report
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ def test_the_demo_renders_the_shipped_workflow_and_keeps_its_server(
     assert frames == frames_of(repository / "workflows" / "assets" / os.path.basename(clip))[0]
     assert fps == 24
     assert list(size) == asked
+    report = read_report(video)  # inside the file that Save Video wrote
+    assert report["complete"] and report["suspects"] == [], report["suspects"]
 
     url = re.search(r"keeps running at (http://[\d.:]+)", out).group(1)
     with urllib.request.urlopen(url + "/object_info/SRH3_StreamSampler") as answer:

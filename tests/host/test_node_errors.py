@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from dataclasses import dataclass, replace
@@ -53,6 +55,10 @@ class Host:
         return [path for path in (self.base / "temp").rglob("*") if path.is_file()]
 
     @property
+    def journals(self) -> Path:
+        return self.base / "user" / "streamrender_h3" / "journals"
+
+    @property
     def partials(self) -> list[Path]:
         return sorted((self.base / "output").rglob("*.mp4"))
 
@@ -81,6 +87,7 @@ def host(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Host:
 def clean(host: Host) -> None:
     for path in [*host.temporary, *host.partials]:
         path.unlink()
+    shutil.rmtree(host.journals, ignore_errors=True)
 
 
 @pytest.fixture
@@ -213,7 +220,7 @@ def test_a_video_made_of_frames_keeps_its_labels_and_its_clock(host):
 
     parts = Types.VideoComponents(images=class_frames(10), audio=None, frame_rate=Fraction(12))
     video = InputImpl.VideoFromComponents(parts)
-    clip, legend, report = host.run("SemanticPaletteEncode", **PALETTE_ENCODE, video=video)
+    clip, legend, report, _ = host.run("SemanticPaletteEncode", **PALETTE_ENCODE, video=video)
     assert clip.frames == 20 and "20 frames, 1 chunks" in report  # 12 fps becomes 24
     first = next(clip.open())
     assert {int(k) for k in np.unique(first)} == {1, 11, 12} and legend.shape[-1] == 3
@@ -301,10 +308,11 @@ def test_a_schedule_out_of_range_is_refused(host, changes, words):
 
 
 def test_the_good_inputs_are_good(host, inputs, forwards):
-    video, latent, metrics = host.run("StreamSampler", **inputs)
+    video, latent, metrics, report = host.run("StreamSampler", **inputs)
     assert playable_frames(Path(video.get_stream_source())) == FRAMES
     assert len(forwards) == 2 + 2 * (2 + 2) - 2  # bootstrap, then two chunks of two steps and two prefills
     assert host.partials == [] and '"frames": 46' in metrics and "samples" in latent
+    assert report.shape[0] == 1 and report.shape[3] == 3 and not list(host.journals.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -432,6 +440,18 @@ def test_a_decoder_that_raises_keeps_what_is_done(host, inputs, monkeypatch):
     monkeypatch.setattr(TAEDecoderStream, "push", failing)
     stopped(host, inputs, RuntimeError, "the decoder is out of memory")
     assert [playable_frames(path) for path in host.partials] == [30]
+    monkeypatch.undo()
+    assert resumed(host, inputs) == [1]
+
+
+def resumed(host: Host, inputs: dict[str, Any]) -> list[int]:
+    """Run the sampler, which must end like an undisturbed one; the chunks at which it went on. No journal is left."""
+    video, _, metrics, _ = host.run("StreamSampler", **inputs)
+    undisturbed = json.loads(host.run("StreamSampler", **inputs, resume=False)[2])
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES
+    assert json.loads(metrics)["latents_sha256"] == undisturbed["latents_sha256"]
+    assert undisturbed["resumed_at_chunks"] == [] and not list(host.journals.iterdir())
+    return json.loads(metrics)["resumed_at_chunks"]
 
 
 def test_a_full_disk_keeps_what_is_done(host, inputs, monkeypatch):
@@ -489,5 +509,118 @@ def test_an_output_folder_that_cannot_be_written_does_not_hide_the_error(host, i
     at_forward(monkeypatch, 4, lambda: (_ for _ in ()).throw(RenderError("stop")))
     with pytest.raises(RenderError, match="stop"):
         host.run("StreamSampler", **inputs)
-    (left,) = host.temporary
-    assert playable_frames(left) == 30 and str(left) in caplog.text
+    (left,) = host.journals.rglob("*.mp4")
+    assert playable_frames(left) == 30 and str(left) in caplog.text and not host.temporary
+
+
+def test_a_user_folder_that_cannot_be_written_costs_only_the_journal(host, inputs, monkeypatch, caplog):
+    import folder_paths
+
+    (host.base / "file").write_text("x")
+    monkeypatch.setattr(folder_paths, "get_user_directory", lambda: str(host.base / "file" / "user"))
+    video, *_ = host.run("StreamSampler", **inputs)
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES and "keeps no journal" in caplog.text
+    at_forward(monkeypatch, 7, lambda: (_ for _ in ()).throw(RenderError("stop")))
+    for path in host.temporary:
+        path.unlink()
+    stopped(host, inputs, RenderError, "stop")
+    assert [playable_frames(path) for path in host.partials] == [39]
+
+
+def test_an_output_folder_deleted_on_the_way_is_made_again(host, inputs, monkeypatch):
+    def stop() -> None:
+        shutil.rmtree(host.base / "output")
+        raise RenderError("stop")
+
+    at_forward(monkeypatch, 7, stop)
+    stopped(host, inputs, RenderError, "stop")
+    assert [playable_frames(path) for path in host.partials] == [39]
+    monkeypatch.undo()
+    assert resumed(host, inputs) == [2]
+
+
+def test_a_journal_deleted_on_the_way_is_told_and_the_next_try_starts_afresh(host, inputs, monkeypatch):
+    at_forward(monkeypatch, 7, lambda: shutil.rmtree(host.journals))
+    stopped(host, inputs, VideoFileError, "the file was deleted or replaced while it was written")
+    monkeypatch.undo()
+    assert resumed(host, inputs) == []
+
+
+@pytest.mark.parametrize("part", ["progress", "preview"])
+def test_a_display_that_fails_does_not_stop_the_render(host, inputs, monkeypatch, caplog, part):
+    from streamrender_h3.nodes import host as pack_host
+    from streamrender_h3.nodes.preview.live import Preview
+
+    def broken(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no display")
+
+    if part == "progress":
+        monkeypatch.setattr(pack_host, "progress", lambda total, node: broken)
+    else:
+        monkeypatch.setattr(Preview, "_take", broken)
+    video, *_ = host.run("StreamSampler", **inputs)
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES
+    assert caplog.text.count("no display") == (part == "progress")
+
+
+def test_a_video_encoder_that_is_missing_is_named_before_any_forward(host, inputs, monkeypatch, forwards):
+    import av
+
+    real = av.codec.Codec
+
+    def missing(name: str, mode: str) -> Any:
+        if name == "libx265":
+            raise ValueError(name)
+        return real(name, mode)
+
+    monkeypatch.setattr(av.codec, "Codec", missing)
+    words = r"H.265 \(MP4\) cannot be written: this PyAV has no encoder libx265. Choose another video format"
+    stopped(host, {**inputs, "video_format": "H.265 (MP4)"}, VideoFileError, words)
+    assert not forwards and not host.partials
+    monkeypatch.undo()
+    video, *_ = host.run("StreamSampler", **{**inputs, "video_format": "H.265 (MP4)"})
+    assert playable_frames(Path(video.get_stream_source())) == FRAMES
+
+
+def test_an_unknown_video_format_is_named(host, inputs, forwards):
+    refused(host, "StreamSampler", "'GIF'", "choose one of", kind=VideoFileError, **{**inputs, "video_format": "GIF"})
+    assert not forwards and not host.temporary
+
+
+@pytest.mark.parametrize("name", ["ProRes 4444 (MOV)", "FFV1 lossless (MKV)", "PNG images"])
+def test_other_formats_are_written_beside_the_video(host, inputs, name):
+    host.run("StreamSampler", **inputs, video_format=name)
+    (made,) = (host.base / "output" / "streamrender_h3").iterdir()
+    assert made.stem == "render_00001"
+    assert (len(list(made.iterdir())) if made.is_dir() else playable_frames(made)) == FRAMES
+    shutil.rmtree(made) if made.is_dir() else made.unlink()
+
+
+def test_without_resume_nothing_is_kept_but_the_frames(host, inputs, monkeypatch):
+    at_forward(monkeypatch, 7, lambda: (_ for _ in ()).throw(RenderError("stop")))
+    stopped(host, {**inputs, "resume": False}, RenderError, "stop")
+    assert [playable_frames(path) for path in host.partials] == [39] and not host.journals.exists()
+
+
+def test_after_a_failure_the_prefix_bank_is_let_go_although_the_error_is_kept(host, inputs, monkeypatch):
+    """ComfyUI holds the error of the last prompt, and an error holds the variables of every function on its way."""
+    import gc
+    import weakref
+
+    from streamrender_h3.nodes.sampler.bank import PrefixBank
+
+    banks = []
+    store = PrefixBank.store
+
+    def watched(self: PrefixBank, *args: Any) -> Any:
+        bank = store(self, *args)
+        banks.append(weakref.ref(bank))
+        return bank
+
+    monkeypatch.setattr(PrefixBank, "store", watched)
+    at_forward(monkeypatch, 7, lambda: (_ for _ in ()).throw(RenderError("stop")))
+    with pytest.raises(RenderError, match="stop") as kept:
+        host.run("StreamSampler", **inputs)
+    gc.collect()
+    assert kept.value.__traceback__ is not None
+    assert len(banks) == 2 and all(bank() is None for bank in banks)

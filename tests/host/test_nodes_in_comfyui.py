@@ -14,6 +14,12 @@ NODES = {
     "SRH3_Look",
     "SRH3_StreamSchedule",
     "SRH3_StreamSampler",
+    "SRH3_DecodeLatent",
+    "SRH3_PromptBuilder",
+    "SRH3_Doctor",
+    "SRH3_LookChange",
+    "SRH3_WriteTablesCheckpoint",
+    "SRH3_LoRA",
 }
 
 

@@ -8,10 +8,10 @@ import pytest
 from streamrender_h3.workflows.nano.make_clip import ASSETS, FRAMES, SIZE
 from streamrender_h3.workflows.nano.world import COLORS
 
-FILES = ("semantic_clip.mp4", "semantic_clip_lossless.mp4", "picture.jpg", "prompt.txt")
+FILES = ("semantic_clip.mp4", "semantic_clip_lossless.mp4", "picture.jpg", "picture_blue_hour.jpg", "prompt.txt")
 
 
-def test_the_four_assets_together_are_under_two_megabytes() -> None:
+def test_the_assets_together_are_under_two_megabytes() -> None:
     assert sum((ASSETS / name).stat().st_size for name in FILES) < 2_000_000
 
 
@@ -46,5 +46,5 @@ def test_the_lossless_clip_holds_palette_colours_only_and_the_lossy_one_is_near(
 
 
 def test_the_prompt_ends_without_a_line_feed_and_opens_with_the_subjects() -> None:
-    text = (ASSETS / FILES[3]).read_text(encoding="utf-8")
+    text = (ASSETS / "prompt.txt").read_text(encoding="utf-8")
     assert text.startswith("subject_definitions:\n<Picture 1> ") and text.endswith("non_diegetic_music:\nN/A")

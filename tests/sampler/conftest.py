@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from streamrender_h3.nodes.codec import load_decoder, load_encoder
+from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.model import H3, H3Config, build_tables
 from streamrender_h3.nodes.sampler import Conditions
 from streamrender_h3.nodes.schedule import Geometry
+from streamrender_h3.workflows.nano.weights import write_weights
 
 TINY = H3Config(
     hidden=96,
@@ -57,3 +60,11 @@ def conditions() -> Conditions:
         picture=torch.randn(24, 1, 4, 6, generator=generator),
         geometry=Geometry(target=(4, 6), reference=(4, 4), picture=(4, 6)),
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_parts(tmp_path_factory):
+    """(model, encoder, decoder) of the tiny random checkpoint set, loaded from its files."""
+    files = write_weights(tmp_path_factory.mktemp("weights"), seed=4)
+    model = load_h3(files.model, dtype=torch.float32, device="cpu")
+    return model, load_encoder(files.codec), load_decoder(files.codec)

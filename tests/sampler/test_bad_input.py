@@ -105,7 +105,7 @@ class Command:
 
     def run(self, clip: Path | None = None, **changes: Any) -> tuple[int, str]:
         options = self.inputs.options(self.out) | {name.replace("_", "-"): value for name, value in changes.items()}
-        words = [f"--{name}={value}" for name, value in options.items()]
+        words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
         self.capture.readouterr()
         try:
             code = cli.main(["render", str(clip or self.inputs.folder / "clip.mp4"), *words])
@@ -441,19 +441,25 @@ sys.exit(cli.main(sys.argv[2:]))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs a limit on the size of files")
-def test_disk_that_fills_up_during_the_render(inputs, tmp_path):
-    """The first chunk gets through, the end does not; what was whole plays."""
-    size = 100_000  # 34 frames of noise are larger
-    options = inputs.options(tmp_path / "o.mp4") | {"save-latents": tmp_path / "l.safetensors"}
+def test_disk_that_fills_up_during_the_render(command, inputs, tmp_path):
+    """The first chunk gets through, the second does not; what was whole plays, and the render goes on when there is room."""
+    assert command.run()[0] == 0
+    undisturbed = command.printed.split("sha256 ")[1].strip()
+    size = 131_000  # 30 frames are smaller, 34 are larger
+    options = inputs.options(tmp_path / "o.mp4")
     words = [str(inputs.folder / "clip.mp4"), *(f"--{name}={value}" for name, value in options.items())]
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(size), "render", *words], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 2, done.stderr
-    assert f"cannot write the video {tmp_path / 'o.mp4'} after" in done.stderr and "Free disk space" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == [tmp_path / "o.mp4"]
-    assert playable_frames(tmp_path / "o.mp4") > 0
+    assert f"cannot write the video {tmp_path / 'o.mp4'} after 30 frames" in done.stderr
+    assert "Free disk space" in done.stderr and "Traceback" not in done.stderr
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "o.mp4", tmp_path / "o.mp4.journal"]
+    assert playable_frames(tmp_path / "o.mp4") == 30
+
+    assert command.run(resume=True)[0] == 0
+    assert "going on after 1 chunks, 30 frames" in command.printed and undisturbed in command.printed
+    assert list(tmp_path.iterdir()) == [tmp_path / "o.mp4"] and playable_frames(tmp_path / "o.mp4") == FRAMES
 
 
 def test_disk_that_is_full_when_the_latents_are_written(command, monkeypatch):
@@ -481,7 +487,10 @@ def test_decoder_that_raises_in_the_middle(command, monkeypatch):
     code, error = command.run(save_latents=command.folder / "l.safetensors")
     assert (code, error) == (2, "error: the decoder is out of memory\n")
     assert playable_frames(command.out) == 30  # the first chunk
-    assert list(command.folder.iterdir()) == [command.out]
+    assert sorted(command.folder.iterdir()) == [command.out, command.out.with_name("o.mp4.journal")]
+    monkeypatch.undo()
+    assert command.run(resume=True)[0] == 0 and "going on after 1 chunks" in command.printed
+    assert list(command.folder.iterdir()) == [command.out] and playable_frames(command.out) == FRAMES
 
 
 def test_interrupt_in_the_middle(command, monkeypatch):
@@ -497,3 +506,69 @@ def test_interrupt_in_the_middle(command, monkeypatch):
     code, error = command.run()
     assert (code, error) == (130, "stopped\n")
     assert playable_frames(command.out) == 30
+
+
+# ------------------------------------------------------------------------------------------------------ going on, reports
+
+
+def interrupted(command: Command, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Render up to the second chunk, where the decoder fails."""
+    push, calls = TAEDecoderStream.push, []
+
+    def failing(self: TAEDecoderStream, latent: torch.Tensor) -> torch.Tensor:
+        calls.append(latent)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return push(self, latent)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TAEDecoderStream, "push", failing)
+        assert command.run(**changes)[0] == 2
+
+
+def test_going_on_with_other_inputs_is_refused_by_name_and_does_no_harm(command, monkeypatch):
+    interrupted(command, monkeypatch)
+    before = command.out.read_bytes()
+    code, error = command.run(resume=True, seed=5, steps=3)
+    assert code == 2 and "is another one: steps, seed differ. Render with the same inputs, or without --resume" in error
+    assert command.out.read_bytes() == before
+    assert command.run(resume=True)[0] == 0 and "going on after 1 chunks" in command.printed
+
+
+def test_without_resume_an_interrupted_render_starts_afresh(command, monkeypatch):
+    interrupted(command, monkeypatch)
+    assert command.run()[0] == 0 and "going on" not in command.printed
+    assert list(command.folder.iterdir()) == [command.out]
+
+
+def test_going_on_with_a_finished_render_does_nothing(command, forwards):
+    report = command.folder / "r.json"
+    assert command.run(resume=True, report=report)[0] == 0
+    told = json.loads(report.read_text())
+    assert told["complete"] and told["frames"] == FRAMES and told["fingerprint"]["seed"] == str(told["seed"])
+    assert report.with_suffix(".png").stat().st_size > 1000
+    forwards.clear()
+    assert command.run(resume=True)[0] == 0 and "finished already" in command.printed
+    assert "transformer" not in forwards
+    assert command.run(resume=True, seed=5)[0] == 0 and "finished already" not in command.printed
+
+
+def test_saved_latents_of_a_continued_render_are_those_of_an_undisturbed_one(command, monkeypatch):
+    interrupted(command, monkeypatch)
+    assert command.run(resume=True, save_latents=command.folder / "a.safetensors")[0] == 0
+    assert command.run(save_latents=command.folder / "b.safetensors")[0] == 0
+    made, expected = (load_file(command.folder / f"{name}.safetensors") for name in "ab")
+    assert made.keys() == expected.keys() and all(torch.equal(made[name], expected[name]) for name in made)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("o.mov", "prores"), ("o.mkv", "ffv1")])
+def test_the_name_of_the_file_chooses_the_format(command, name, codec):
+    assert command.run(out=command.folder / name)[0] == 0
+    with av.open(str(command.folder / name)) as container:
+        assert container.streams.video[0].codec_context.name == codec
+    assert playable_frames(command.folder / name) == FRAMES
+
+
+def test_images_go_into_a_folder(command):
+    assert command.run(out=command.folder / "images", format="png")[0] == 0
+    assert len(list((command.folder / "images").glob("frame_*.png"))) == FRAMES

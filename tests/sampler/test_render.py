@@ -1,7 +1,6 @@
 """From a semantic clip to frames with the tiny random checkpoint set: lengths, memory, determinism, refusals."""
 
 import json
-import resource
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from streamrender_h3.nodes.look.look import TextStates
 from streamrender_h3.nodes.palette import RACING, clip_from_frames
 from streamrender_h3.nodes.sampler import DENSE, RenderError, Settings, TimeGrid, check_inputs, render
 from streamrender_h3.nodes.sampler.latent_file import LatentFile, native_length
-from streamrender_h3.nodes.sampler.memory import bank_bytes, working_bytes
+from streamrender_h3.nodes.sampler.memory import bank_bytes
 from streamrender_h3.nodes.sampler.report import RenderReport
 from streamrender_h3.nodes.schedule import RELEASE, RELEASE_GEOMETRY, Schedule, row_plan
 from streamrender_h3.workflows.nano.weights import write_weights
@@ -102,18 +101,6 @@ def test_the_map_steers_the_result(parts):
     assert not torch.allclose(run(parts, 30)[0].video, other[0].video, atol=1e-4)
 
 
-def test_memory_does_not_grow_with_the_clip(parts):
-    model, encoder, decoder, look = parts
-
-    def peak_after(frames):
-        for chunk in render(moving_clip(frames), look, model, encoder, decoder, settings()):
-            assert torch.isfinite(chunk.frames).all()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    short = peak_after(124)
-    assert peak_after(2400) < 1.05 * short
-
-
 def test_every_step_is_reported_and_may_stop_the_render(parts):
     model, encoder, decoder, look = parts
     seen = []
@@ -147,10 +134,10 @@ def test_text_of_another_width_is_refused_before_any_forward(parts):
         check_inputs(moving_clip(5), narrow, model, settings(), encoder, decoder)
 
 
-def test_nan_latents_stop_the_render_and_name_the_chunk(parts):
+def test_nan_text_states_are_refused_before_the_model_runs(parts):
     model, encoder, decoder, look = parts
     poisoned = replace(look, text=torch.full_like(look.text, float("nan")))
-    with pytest.raises(RenderError, match="chunk 0: the model returned NaN"):
+    with pytest.raises(RenderError, match="chunk 0: the look's text states hold NaN"):
         list(render(moving_clip(30), poisoned, model, encoder, decoder, settings()))
 
 
@@ -189,5 +176,3 @@ def test_bank_bytes_of_the_released_model():
 
     prefix = row_plan(RELEASE.window_at(1), RELEASE_GEOMETRY, 1024).prefix_count
     assert bank_bytes(RELEASED, prefix, 2, 2) / 2**30 == pytest.approx(16.71, abs=0.01)
-    everything = working_bytes(RELEASED, RELEASE, RELEASE_GEOMETRY, 1024, 2, 1, "prefix", 2)
-    assert 17 < everything / 2**30 < 24

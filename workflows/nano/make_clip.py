@@ -1,4 +1,4 @@
-"""Write the bundled example clip: the class map (lossy H.264 and lossless), its first frame in a look, and the prompt.
+"""Write the bundled example clip: the class map (lossy H.264 and lossless), two frames of it in two looks, and the prompt.
 
 python -m streamrender_h3.workflows.nano.make_clip --seed 1001 --look "golden hour"
 """
@@ -19,6 +19,7 @@ from .world import COLORS, FPS, LOOKS, Track, WorldLook, prompt_for, render
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SIZE = (768, 1344)
 FRAMES = 124
+CHANGED, CHANGE_FRAME = "picture_blue_hour.jpg", 64  # of the graph whose look changes on the way; a chunk begins there
 LOSSY = {
     "crf": "20",
     "preset": "veryslow",
@@ -52,7 +53,7 @@ def write_video(path: Path, frames: Iterable[np.ndarray], codec: str, pixels: st
 
 
 def make_clip(seed: int, look: WorldLook, folder: Path) -> dict[str, int]:
-    """Draw and write all four files; returns their sizes in bytes."""
+    """Draw and write all five files; returns their sizes in bytes."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,12 +62,13 @@ def make_clip(seed: int, look: WorldLook, folder: Path) -> dict[str, int]:
     maps = [palette[render(track, None, [number], SIZE)[0][0].numpy()] for number in range(FRAMES)]
     write_video(folder / "semantic_clip.mp4", maps, "libx264", "yuv420p", LOSSY)
     write_video(folder / "semantic_clip_lossless.mp4", maps, "libx264rgb", "rgb24", LOSSLESS)
-    _, picture = render(track, look, [0], SIZE, dtype=torch.uint8)
-    if picture is None:
-        raise ValueError("the world drew no picture; a look is needed; pass one of the known looks")
-    Image.fromarray(picture[0].permute(1, 2, 0).numpy()).save(folder / "picture.jpg", quality=92, subsampling=0)
+    evening = WorldLook.named("blue hour", seed)
+    for name, light, frame in (("picture.jpg", look, 0), (CHANGED, evening, CHANGE_FRAME)):
+        _, picture = render(track, light, [frame], SIZE, dtype=torch.uint8)
+        assert picture is not None  # a look was given
+        Image.fromarray(picture[0].permute(1, 2, 0).numpy()).save(folder / name, quality=92, subsampling=0)
     (folder / "prompt.txt").write_text(prompt_for(track, look, range(0, FRAMES, 12)), encoding="utf-8")
-    names = ("semantic_clip.mp4", "semantic_clip_lossless.mp4", "picture.jpg", "prompt.txt")
+    names = ("semantic_clip.mp4", "semantic_clip_lossless.mp4", "picture.jpg", CHANGED, "prompt.txt")
     return {name: (folder / name).stat().st_size for name in names}
 
 

@@ -1,0 +1,69 @@
+"""The memory side of H3 Stream Sampler: the plan for what is connected, shown on the node."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from .. import host
+from ..codec.node import HostDecoder, HostEncoder
+from ..loader.node import HostModel
+from ..loader.placement import fetched
+from ..loader.weight_sizes import loaded_sizes
+from ..palette import SemanticClip
+from .memory_budget import asked_bank
+from .memory_job import decoder_need, encoder_need, job_of, shapes_of
+from .memory_plan import MemoryPlan, giga, plan_memory
+from .render import Settings
+
+log = logging.getLogger(host.PACK)
+
+
+@contextmanager
+def on_device(model: HostModel, patchers: list[Any], plan: MemoryPlan) -> Iterator[None]:
+    """While this lasts the host holds the parts on its device; layers it leaves in host memory are fetched block by block."""
+    with host.on_device(patchers, plan.working_bytes) as device, fetched(model.h3.model, device) as streamer:
+        if streamer.streamed:
+            log.info(
+                "H3 Stream Sampler: %d blocks are in host memory, wholly or in part; %s come to the device for every step",
+                len(streamer.streamed),
+                giga(streamer.nbytes),
+            )
+        yield
+
+
+def planned(
+    model: HostModel,
+    clip: SemanticClip,
+    look: Any,
+    settings: Settings,
+    encoder: HostEncoder,
+    decoder: HostDecoder,
+    node_id: str | None,
+) -> tuple[MemoryPlan, Settings]:
+    """The plan within the host's memory, and the settings that go with it; it is logged and shown on the node.
+
+    Raises MemoryRefusal, naming the largest size that fits, before anything is brought to the device.
+    """
+    sizes = (look.size, clip.reference_size)
+    job = job_of(
+        loaded_sizes(model.h3.model, model.h3.config),
+        dtype=model.h3.model.dtype,
+        schedule=settings.schedule,
+        size=look.size,
+        reference_size=clip.reference_size,
+        text_rows=len(look.text),
+        steps=settings.grid.steps,
+        branches=len(settings.branches),
+        attention=settings.attention,
+        encoder=encoder_need(shapes_of(encoder.codec.layers), encoder.codec.dtype, sizes),
+        decoder=decoder_need(shapes_of(decoder.codec.layers), decoder.codec.dtype, look.size),
+        bank=asked_bank(),
+    )
+    plan = plan_memory(job, host.memory_budget())
+    log.info("%s", plan.as_text())
+    host.show_text(plan.as_text(), node_id)
+    return plan, replace(settings, bank_fp8=plan.bank_fp8)
