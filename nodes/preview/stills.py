@@ -42,7 +42,7 @@ def bundle_of_fragment(init: bytes, segment: bytes) -> bytes:
     """The pictures of a video fragment."""
     import av
 
-    with av.open(io.BytesIO(init + segment)) as container:
+    with av.open(io.BytesIO(init + segment), "r") as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         return bundle(frame.to_ndarray(format="rgb24").transpose(2, 0, 1) for frame in container.decode(stream))
