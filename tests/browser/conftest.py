@@ -44,9 +44,12 @@ def node() -> str:
     return program(("node", "nodejs"), "nodejs")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One Chromium for all tests; every test has pages of its own."""
+    """One Chromium for the tests of a file; every test has pages of its own.
+
+    Not for longer: the driver keeps an event loop running, in which tests of other folders could not start theirs.
+    """
     executable = program(CHROMIUM, "chromium")
     try:
         from playwright.sync_api import sync_playwright

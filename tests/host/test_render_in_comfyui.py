@@ -58,9 +58,11 @@ def test_the_video_has_the_frames_rate_and_size_asked_for(first):
 
 def test_progress_counts_every_step_of_every_chunk(first):
     prompt, render = first
-    values = sampler_progress(render.result, prompt)
+    bars = sampler_progress(render.result, prompt)
     total = CHUNKS * STEPS
-    assert {top for _, top in values} == {total}
+    assert len({top for _, top in bars} - {total}) <= 1  # the lookup tables, once, before the first step
+    values = [(value, top) for value, top in bars if top == total]
+    assert bars[-len(values) :] == values
     assert sorted({value for value, _ in values}) == list(range(1, total + 1))
     assert [value for value, _ in values] == sorted(value for value, _ in values)
 

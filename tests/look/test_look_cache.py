@@ -45,7 +45,7 @@ def test_second_encoding_of_the_same_content_loads_no_model(
     looks = LookCache(tmp_path)
     first = encode_cached(looks, qwen_folder, "a wet road", picture)
 
-    def refuse(*_args: object) -> TextStates:
+    def refuse(*_args: object, **_options: object) -> TextStates:
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(cache, "encode_text", refuse)

@@ -227,10 +227,11 @@ export class Player {
 
   /** A video stops at the end of what exists, and before a gap: go on with the frame that follows. */
   #keepPlaying(frame, waited) {
-    const ended = isBreak(this.spans, frame) && waited > 1000 / this.session.fps;
-    const lost = !spanAt(this.spans, frame) || (waited > STUCK && this.source.has(spanAt(this.spans, frame).index));
-    if (!ended && !lost) return;
-    const goal = ended ? following(this.spans, frame) : nearest(this.spans, frame + 1);
+    const here = spanAt(this.spans, frame);
+    const over = !here || (isBreak(this.spans, frame) && waited > 1000 / this.session.fps);
+    const stuck = here && waited > STUCK && this.source.has(here.index);
+    if (!over && !stuck) return;
+    const goal = over ? following(this.spans, frame) : nearest(this.spans, frame + 1); // never back from within a gap
     if (goal !== null) this.#go(goal);
     if (this.source.video.paused) this.source.play(true);
   }
