@@ -1,13 +1,7 @@
-"""Which attention computes the segments: a table by card, the first that passes import, capability and a self-test.
-
-`SRH3_ATTENTION` names one instead of `auto`; a named one that cannot run is an error, never a silent replacement. One
-line in the log says what was chosen and why what stands before it in the table was not.
-"""
+"""Which attention computes the segments of the decoder: a table by card, see `choice`."""
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,18 +11,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .segments import DenseAttention, Group, Segments, by_groups
+from .choice import (
+    ENVIRONMENT,
+    AttentionError,
+    Order,
+    by_card,
+    compare,
+    described,
+    first_that_works,
+    host_attention,
+    need_cuda,
+    offer_host_attention,
+    wanted_name,
+)
+from .segments import Group, Segments, by_groups
 
-log = logging.getLogger("streamrender_h3")
+__all__ = [
+    "BACKENDS",
+    "ENVIRONMENT",
+    "AttentionError",
+    "Choice",
+    "SegmentAttention",
+    "choose",
+    "offer_host_attention",
+    "order",
+]
 
 # q [queries, heads, d], k, v [key rows, heads, d], the segments, out like q and filled
 SegmentAttention = Callable[[Tensor, Tensor, Tensor, Segments, Tensor], None]
-ENVIRONMENT, AUTO = "SRH3_ATTENTION", "auto"
-TOLERANCE = 2e-2  # relative, of the self-test; a right kernel in bf16 stays below 4e-3
-
-
-class AttentionError(RuntimeError):
-    """The attention asked for cannot run here; the message says why and what can."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Choice:
     passed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.name + (f" ({'; '.join(self.passed)})" if self.passed else "")
+        return described(self.name, self.passed)
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------
@@ -116,18 +126,8 @@ def _sdpa() -> SegmentAttention:
     return by_groups
 
 
-_host: list[DenseAttention] = []
-
-
-def offer_host_attention(dense: DenseAttention) -> None:
-    """The host hands in the attention that its user chose; it is the entry `comfy`."""
-    _host[:] = [dense]
-
-
 def _comfy() -> SegmentAttention:
-    if not _host:
-        raise ImportError("no host has handed in its attention")
-    dense = _host[0]
+    dense = host_attention()
     return lambda q, k, v, segments, out: by_groups(q, k, v, segments, out, dense)
 
 
@@ -143,7 +143,7 @@ BACKENDS: dict[str, Callable[[], SegmentAttention]] = {
 }
 ON_CUDA_ONLY = ("fa4", "fa3", "fa2", "varlen", "cudnn")  # triton says so itself: it has an interpreter
 # Order of trial by compute capability; the first row whose capability is reached counts.
-ORDER: tuple[tuple[tuple[int, int], tuple[str, ...]], ...] = (
+ORDER: Order = (
     ((12, 0), ("fa2", "triton", "varlen", "cudnn", "sdpa")),
     ((10, 0), ("fa4", "fa2", "triton", "cudnn", "varlen", "sdpa")),
     ((9, 0), ("fa3", "fa4", "fa2", "triton", "cudnn", "varlen", "sdpa")),
@@ -154,10 +154,7 @@ ELSEWHERE = ("comfy", "sdpa")  # old and foreign cards, CPU
 
 def order(device: torch.device) -> tuple[str, ...]:
     """Names in the order in which `auto` tries them on this device."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return ELSEWHERE if device.type != "cpu" else ("sdpa",)
-    capability = torch.cuda.get_device_capability(device)
-    return next((names for least, names in ORDER if capability >= least), ELSEWHERE)
+    return by_card(device, ORDER, ELSEWHERE)
 
 
 # --- the choice ------------------------------------------------------------------------------------------------------
@@ -168,37 +165,24 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int, wanted: str 
 
     Raises `AttentionError` when a named one is unknown or cannot run here.
     """
-    return _choose(str(device), dtype, head_dim, wanted or os.environ.get(ENVIRONMENT, AUTO) or AUTO)
+    return _choose(str(device), dtype, head_dim, wanted_name(wanted))
 
 
 @cache
 def _choose(device: str, dtype: torch.dtype, head_dim: int, wanted: str) -> Choice:
     where = torch.device(device)
-    if wanted != AUTO and wanted not in BACKENDS:
-        raise AttentionError(
-            f"{ENVIRONMENT} is {wanted!r}, which windows of the decoder cannot use; choose one of {AUTO}, "
-            f"{', '.join(BACKENDS)}"
+    return Choice(
+        *first_that_works(
+            "decoder attention", where, dtype, wanted, BACKENDS, order(where),
+            lambda name: _tested(name, where, dtype, head_dim),
         )
-    passed: list[str] = []
-    for name in order(where) if wanted == AUTO else (wanted,):
-        try:
-            run = _tested(name, where, dtype, head_dim)
-        except Exception as error:
-            passed.append(f"{name}: {' '.join(str(error).split())[:120] or type(error).__name__}")
-            continue
-        choice = Choice(name, run, tuple(passed))
-        log.info("decoder attention on %s in %s: %s", where, str(dtype).removeprefix("torch."), choice)
-        return choice
-    raise AttentionError(
-        f"attention {wanted!r} cannot run on {where} ({'; '.join(passed)}); "
-        f"set {ENVIRONMENT}={AUTO} or one of {', '.join(order(where))}"
-    )
+    )  # fmt: skip
 
 
 def _tested(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> SegmentAttention:
     """The function, after a small trial against the plain computation."""
-    if name in ON_CUDA_ONLY and device.type != "cuda":
-        raise RuntimeError(f"it needs a CUDA device, and this is {device.type}")
+    if name in ON_CUDA_ONLY:
+        need_cuda(device)
     run = BACKENDS[name]()
     random = torch.Generator().manual_seed(0)
     segments = Segments.of((Group(2, 3, 7, 7), Group(1, 5, 9, 9)), device)
@@ -207,8 +191,5 @@ def _tested(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) 
     with torch.inference_mode():
         run(q, k, v, segments, made)
         by_groups(q.float(), k.float(), v.float(), segments, expected)
-    made = made.float()
-    error = float((made - expected).norm() / expected.norm())
-    if not error < TOLERANCE:
-        raise RuntimeError(f"its self-test is off by {error:.1e}")
+    compare(made, expected)
     return run

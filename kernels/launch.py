@@ -30,8 +30,11 @@ def jit(kernel: Callable[..., None]) -> Any:
     return kernel if triton is None else triton.jit(kernel)
 
 
-def refusal(tensor: Tensor) -> str:
-    """Why no kernel can take this tensor; empty when one can. CPU tensors only go through Triton's interpreter."""
+def refusal(tensor: Tensor, least: tuple[int, int] = (8, 0)) -> str:
+    """Why no kernel can take this tensor; empty when one can. CPU tensors only go through Triton's interpreter.
+
+    `least` is the compute capability that the kernel needs.
+    """
     if MISSING:
         return MISSING
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -41,7 +44,28 @@ def refusal(tensor: Tensor) -> str:
     import torch
 
     capability = torch.cuda.get_device_capability(tensor.device)
-    return "" if capability >= (8, 0) else f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+    have, need = (".".join(map(str, version)) for version in (capability, least))
+    return "" if capability >= least else f"compute capability {have} is below {need}"
+
+
+def need_rows(**tensors: Tensor) -> None:
+    """Raises `ValueError` for a tensor whose rows do not follow one another without gaps: a kernel would read garbage."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}, and a kernel needs it contiguous; "
+                "call .contiguous() on it first"
+            )
+
+
+def need_columns(**tensors: Tensor | None) -> None:
+    """Raises `ValueError` for a tensor whose columns do not follow one another; its rows may lie anywhere."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}, and a kernel needs 1 for the last; "
+                "call .contiguous() on it first"
+            )
 
 
 def power_of_two(number: int) -> int:

@@ -14,28 +14,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FP8_MAX = 448.0
-ROWS_AT_ONCE = 2048  # widened to float32 together
+from .fp8_format import FP8_MAX, Fp8Rows, quantised
 
 
-def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [M, in] as float8_e4m3fn codes and one float32 scale per row [M, 1], the row's largest value at 448."""
-    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
-    for start in range(0, x.shape[0], ROWS_AT_ONCE):
-        wide = x[start : start + ROWS_AT_ONCE].float()
-        largest = wide.abs().amax(dim=-1, keepdim=True)
-        one = torch.where(largest > 0, largest / FP8_MAX, torch.ones_like(largest))
-        scale[start : start + len(wide)] = one
-        codes[start : start + len(wide)] = (wide / one).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-    return codes, scale
+def fp8_rows(x: Tensor) -> Fp8Rows:
+    """x [M, in] as float8_e4m3fn codes and one float32 scale per row [M, 1], the row's largest value at 448.
+
+    By the kernel where Triton runs on CUDA.
+    """
+    if x.is_cuda and x.stride(-1) == 1:
+        from . import fp8_rows as kernel
+
+        if not kernel.refusal(x, x.shape[-1]):
+            return kernel.launch(x)
+    return quantised(x)
 
 
 def fp8_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """w8a8: x [M, in] quantised per row, codes float8_e4m3fn [out, in], scale float32 [out, 1]. Result [M, out] in x's dtype."""
-    rows, row_scale = fp8_rows(x)
-    out = torch._scaled_mm(rows, codes.t(), scale_a=row_scale, scale_b=scale.t().contiguous(), out_dtype=torch.bfloat16)
-    return out.to(x.dtype)
+    return fp8_product(fp8_rows(x), codes, scale, x.dtype)
+
+
+def fp8_product(rows: Fp8Rows, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """`fp8_linear` of rows [M, in] that are quantised already. Result [M, out] in `dtype`."""
+    out = torch._scaled_mm(
+        rows.codes,
+        codes.t(),
+        scale_a=rows.scale,
+        scale_b=scale.t().contiguous(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=_sums_fast(codes.device),
+    )
+    return out.to(dtype)
+
+
+@lru_cache(maxsize=32)
+def _sums_fast(device: torch.device) -> bool:
+    """Whether sums are kept in the tensor core's own precision. On Hopper that is faster, and the error of a product stays
+    that of its fp8 operands (README.md)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def int8_linear(x: Tensor, codes: Tensor, scale: Tensor, rotation: int = 0) -> Tensor:

@@ -1,150 +1,53 @@
-"""Every Triton kernel against its torch reference, attention in float64; a script, so that it runs under Triton's
-interpreter (TRITON_INTERPRET=1, CPU) in a process of its own and as it is on a GPU. Prints one JSON line per check.
+"""Every Triton kernel against its torch reference or float64; a script, so that it runs under Triton's interpreter
+(TRITON_INTERPRET=1, CPU) in a process of its own and as it is on a GPU. Prints one JSON line per check.
+
+Names of checks may follow the command; compiling takes most of the time on a GPU, so several processes share them well.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import checks_attention
+import checks_decoder
+import checks_transformer
 import torch
-from streamrender_h3.kernels import few_queries, qk_rope_write, residual_norm, segment_attention, swiglu
-from streamrender_h3.kernels.segments import Group, Segments
+from check_tools import ATTENTION, DTYPES, ELEMENTWISE
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-# bf16 only on a GPU: the interpreter's bf16 dot is wrong and its bf16 store truncates
-DTYPES = (torch.float32, torch.float16) if INTERPRETED else (torch.float32, torch.float16, torch.bfloat16)
-# relative Frobenius error: a fused elementwise kernel rounds once, attention also rounds its weights
-ELEMENTWISE = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 2.5e-3}
-ATTENTION = {torch.float32: 2e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-WIDE = 64 if INTERPRETED else 2048  # the interpreter is slow; a GPU takes the real width
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=random.source).to(DEVICE, dtype)  # type: ignore[attr-defined]
-
-
-random.source = torch.Generator().manual_seed(0)  # type: ignore[attr-defined]
-
-
-def off(made: torch.Tensor, expected: torch.Tensor) -> float:
-    assert made.isfinite().all()
-    return float((made.double() - expected.double()).norm() / expected.double().norm())
-
-
-def residual_norms(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    for width in (48, WIDE):
-        x, branch = random(9, width), random(9, width, dtype=dtype)
-        scale, weight = random(width), random(width)
-        source = torch.randperm(9, generator=random.source).int().to(DEVICE)
-        for name, options in (
-            ("norm", {}),
-            ("add", {"branch": branch, "scale": scale}),
-            ("gather", {"branch": branch, "scale": scale, "source": source}),
-        ):
-            mine, theirs = x.clone(), x.clone()
-            y = residual_norm.launch(mine, weight, 1e-5, dtype, **options)
-            expected = residual_norm.reference(theirs, weight, 1e-5, torch.float32, **options)
-            assert y.dtype == dtype
-            yield f"{name} {width}", off(y, expected)
-            yield f"{name} {width} stream (fp32)", off(mine, theirs) * ELEMENTWISE[dtype] / 1e-6
-
-
-def swiglus(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    for width in (24, 4 * WIDE):
-        x = random(5, 2 * width, dtype=dtype) * 3
-        yield f"{width}", off(swiglu.launch(x), swiglu.reference(x.float()))
-
-
-def qk_rope_writes(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    for heads, width, half, windows in ((2, 16, 6, 3), (3, 64, 24, 1), (32, 64, 24, 2)):
-        tokens, suffix = 7, 5
-        rows = 6 * tokens + suffix * windows
-        qkv = random(tokens + suffix, heads * 3 * width, dtype=dtype)
-        angle = random(tokens + suffix, half)
-        where = torch.randperm(rows, generator=random.source)[: tokens + suffix * windows].int().to(DEVICE)
-        order = torch.randperm(tokens + suffix, generator=random.source).int().to(DEVICE)
-        pool = random(2, rows, heads, width, dtype=dtype)
-        wide = pool.float().clone()
-        q = qk_rope_write.launch(qkv, angle.cos(), angle.sin(), order, where, windows, pool, 1e-5)
-        expected = qk_rope_write.reference(qkv.float(), angle.cos(), angle.sin(), order, where, windows, wide, 1e-5)
-        yield f"q {heads}x{width}", off(q, expected)
-        yield f"ring {heads}x{width}", off(pool, wide)
-        untouched = torch.ones(rows, dtype=torch.bool, device=DEVICE)
-        untouched[where.long()] = False
-        assert torch.equal(pool[:, untouched].float(), wide[:, untouched])
-
-
-def segment_attentions(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    for name, width, groups in (
-        ("tiny", 16, (Group(3, 2, 7, 7), Group(1, 5, 3, 9))),
-        ("ragged", 64, (Group(2, 130, 133, 140), Group(1, 64, 128, 128), Group(1, 1, 1, 1))),
-        *(() if INTERPRETED else (("full", 64, (Group(2, 64, 389, 389), Group(3, 512, 1541, 1541))),)),
-    ):
-        heads = 2 if INTERPRETED else 32
-        segments = Segments.of(groups, DEVICE)
-        queries, rows = int(segments.queries_before[-1]), int(segments.rows_before[-1])
-        q, k, v = (random(count, heads, width, dtype=dtype) for count in (queries, rows, rows))
-        for first, count in hidden_rows(groups):
-            k[first : first + count] = v[first : first + count] = float("nan")  # must not leak
-        made, expected = torch.zeros_like(q), torch.zeros_like(q, dtype=torch.float64)
-        segment_attention.launch(q, k, v, segments.tiles, made)
-        segment_attention.reference(q.double(), k.double(), v.double(), segments.tiles, expected)
-        yield name, off(made, expected)
-    segments = Segments.of((Group(1, 4, 40, 40),), DEVICE)
-    q, k, v = (random(count, 1, 64, dtype=dtype) * size for count, size in ((4, 3), (40, 3), (40, 1)))
-    made, expected = torch.zeros_like(q), torch.zeros_like(q, dtype=torch.float64)
-    segment_attention.launch(q, k, v, segments.tiles, made)
-    segment_attention.reference(q.double(), k.double(), v.double(), segments.tiles, expected)
-    yield "large scores", off(made, expected)
-
-
-def hidden_rows(groups: tuple[Group, ...]) -> Iterator[tuple[int, int]]:
-    row = 0
-    for group in groups:
-        for _ in range(group.segments):
-            yield row + group.keys, group.rows - group.keys
-            row += group.rows
-
-
-def few_queries_of_many(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    for name, width, spans, rows in (
-        ("tiny", 16, [(0, 5), (9, 7)], 20),
-        ("long", 64, [(3, 700), (900, 60), (1000, 1)], 1100),
-        *(() if INTERPRETED else (("full", 64, [(1541 * i + 5, 1536) for i in range(15)], 24000),)),
-    ):
-        heads = 2 if INTERPRETED else 32
-        q, k, v = (random(count, heads, width, dtype=dtype) for count in (5, rows, rows))
-        seen = torch.zeros(rows, dtype=torch.bool)
-        for first, count in spans:
-            seen[first : first + count] = True
-        k[~seen.to(DEVICE)] = v[~seen.to(DEVICE)] = float("nan")
-        made, expected = torch.empty_like(q), torch.empty_like(q, dtype=torch.float64)
-        pieces = torch.tensor(few_queries.cut(spans), dtype=torch.int32, device=DEVICE)
-        few_queries.launch(q, k, v, pieces, made)
-        few_queries.reference(q.double(), k.double(), v.double(), pieces, expected)
-        yield name, off(made, expected)
+# yields (case, error), or (case, error, limit) where the limit is not that of the dtype
+Check = Callable[[torch.dtype], Iterator[tuple]]
+CHECKS: tuple[tuple[Check, dict[torch.dtype, float]], ...] = (
+    (checks_decoder.residual_norms, ELEMENTWISE),
+    (checks_decoder.swiglus, ELEMENTWISE),
+    (checks_decoder.qk_rope_writes, ELEMENTWISE),
+    (checks_decoder.segment_attentions, ATTENTION),
+    (checks_decoder.few_queries_of_many, ATTENTION),
+    (checks_transformer.norm_modulates, ELEMENTWISE),
+    (checks_transformer.head_norm_ropes, ELEMENTWISE),
+    (checks_transformer.both_swiglus, ELEMENTWISE),
+    (checks_transformer.lse_merges, ELEMENTWISE),
+    (checks_transformer.rows_in_fp8, ELEMENTWISE),
+    (checks_transformer.rows_past_32_bits, ELEMENTWISE),
+    (checks_transformer.widened_heads, ELEMENTWISE),
+    (checks_attention.dense_attentions, ATTENTION),
+)
 
 
 def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
-    bad = 0
-    for check, limits in (
-        (residual_norms, ELEMENTWISE),
-        (swiglus, ELEMENTWISE),
-        (qk_rope_writes, ELEMENTWISE),
-        (segment_attentions, ATTENTION),
-        (few_queries_of_many, ATTENTION),
-    ):
+    bad, chosen = 0, sys.argv[1:]
+    for check, limits in CHECKS:
+        if chosen and check.__name__ not in chosen:
+            continue
         for dtype in DTYPES:
             try:
-                for case, error in check(dtype):
-                    passed = error <= limits[dtype]
+                for case, error, *own in check(dtype):
+                    limit = own[0] if own else limits[dtype]
+                    passed = error <= limit
                     bad += not passed
-                    show(check.__name__, dtype, case, error, limits[dtype], passed)
+                    show(check.__name__, dtype, case, error, limit, passed)
             except Exception as failure:
                 bad += 1
                 show(check.__name__, dtype, f"failed: {' '.join(str(failure).split())[:600]}", None, None, False)

@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from streamrender_h3.kernels import dispatch
+from streamrender_h3.kernels import choice, dispatch
 from streamrender_h3.kernels.attention import attention
 from streamrender_h3.kernels.dispatch import AttentionError, choose, offer_host_attention
 from streamrender_h3.kernels.segments import TILE_QUERIES, Group, Segments, by_groups, tile_rows
@@ -20,7 +20,7 @@ GROUPS = (Group(2, 3, 7, 9), Group(1, 4, 5, 5))
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(dispatch, "_choose", dispatch._choose.__wrapped__)
-    monkeypatch.setattr(dispatch, "_host", [])
+    monkeypatch.setattr(choice, "_host", [])
     monkeypatch.delenv("SRH3_ATTENTION", raising=False)
 
 
