@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import Choice, choose
-from .errors import CodecError
+from ...kernels.fusions import FusionError, asked_for, reference_only, wanted_fusions
 from .vit import CausalViT
 
 log = logging.getLogger("streamrender_h3")
@@ -71,19 +71,19 @@ def kernels_of(form: Form) -> Kernels:
 def choose_form(network: CausalViT) -> Form:
     """The fastest form that is known to be right on the device of the weights.
 
-    Raises `AttentionError` or `CodecError` when the environment asks for what cannot run.
+    Raises `AttentionError` or `FusionError` when the environment asks for what cannot run.
     """
     device, dtype = network.register_tokens.device, network.compute_dtype
     attention = choose(device, dtype, network.config.head_dim)
     wanted = wanted_kernels()
-    if device.type != "cuda" or torch.version.hip is not None or os.environ.get("SRH3_FORCE_REFERENCE") == "1":
+    if device.type != "cuda" or torch.version.hip is not None or reference_only():
         return Form(attention)
     from ...kernels.launch import refusal
 
     reason = refusal(network.register_tokens)
     if reason:
-        if "SRH3_FUSIONS" in os.environ and wanted:
-            raise CodecError(f"SRH3_FUSIONS asks for kernels, but {reason}; set it to none, or install Triton.")
+        if asked_for():
+            raise FusionError(f"SRH3_FUSIONS asks for kernels, but {reason}; set it to none, or install Triton.")
         log.info("the ViT decoder runs without fused kernels: %s", reason)
         wanted = frozenset()
     return Form(
@@ -96,15 +96,8 @@ def choose_form(network: CausalViT) -> Form:
 
 
 def wanted_kernels() -> frozenset[str]:
-    """What `SRH3_FUSIONS` names, all by default."""
-    text = os.environ.get("SRH3_FUSIONS", "all").strip()
-    if text in ("all", ""):
-        return ALL_KERNELS
-    names = [] if text == "none" else [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in FUSIONS]
-    if unknown:
-        raise CodecError(f"SRH3_FUSIONS names {', '.join(unknown)}; write all, none or some of {', '.join(FUSIONS)}.")
-    return frozenset(FUSIONS[name] for name in names)
+    """What `SRH3_FUSIONS` names, all by default, as files of `kernels`."""
+    return frozenset(FUSIONS[name] for name in wanted_fusions())
 
 
 def can_split(device: torch.device) -> bool:

@@ -11,31 +11,20 @@ import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from ...kernels import dispatch, quant_matmul
 from .checkpoint import INDEX_SUFFIX
+from .doctor_kernels import attentions, chosen, products
+from .findings import FACT, HEAD_DIM, NO, YES, Finding, line_of, tried
 from .header import CheckpointError
 from .inspect import inspect_file
 
-YES, NO, FACT = "works", "does not work", ""
 _CLOSE = 2e-2  # relative error that a trial in bf16 or fp16 may have
-HEAD_DIM = 128
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line: what was looked at, whether it works (empty for a plain fact), and the detail or the reason."""
-
-    part: str
-    name: str
-    state: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ def machine(device: torch.device) -> list[Finding]:
         about = torch.cuda.get_device_properties(device)
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError as error:
-        return [*found, Finding(part, "device", NO, f"{device}: {_line(error)}")]
+        return [*found, Finding(part, "device", NO, f"{device}: {line_of(error)}")]
     return [
         *found,
         Finding(part, "device", YES, f"{device}: {about.name}, compute capability {about.major}.{about.minor}"),
@@ -196,71 +185,7 @@ PACKAGES: dict[str, tuple[str, Callable[[torch.device], str]]] = {
 
 def packages(device: torch.device) -> list[Finding]:
     """Every package the pack can use, tried."""
-    return [_tried("packages", name, use, partial(trial, device), name) for name, (use, trial) in PACKAGES.items()]
-
-
-def _tried(part: str, name: str, use: str, trial: Callable[[], str], package: str = "") -> Finding:
-    try:
-        version = f" {metadata.version(package)}" if package else ""
-    except metadata.PackageNotFoundError:
-        version = ""
-    try:
-        with torch.inference_mode():
-            said = trial()
-    except Exception as error:  # any failure of a foreign package is a finding
-        return Finding(part, f"{name}{version}", NO, f"{_line(error)} ({use})")
-    return Finding(part, f"{name}{version}", YES, f"{said} ({use})" if said else use)
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:160]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-# ----------------------------------------------------------------------------------------------- attention and products
-
-
-def attentions(device: torch.device) -> list[Finding]:
-    """Every attention the decoder may run on, each with its own trial."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-
-    def trial(name: str) -> str:
-        try:
-            dispatch.choose(device, dtype, HEAD_DIM, name)
-        except dispatch.AttentionError as error:
-            reason = str(error).partition("(")[2].rpartition(");")[0]
-            raise RuntimeError(reason.removeprefix(f"{name}: ") or error) from error
-        return f"agrees with the plain computation in {str(dtype).removeprefix('torch.')}"
-
-    return [_tried("attention", name, "segments of the decoder", partial(trial, name)) for name in dispatch.BACKENDS]
-
-
-def products(device: torch.device) -> list[Finding]:
-    """Every matrix product on quantised weights."""
-    found = []
-    for kind in ("fp8", "int8", "nvfp4", "mxfp8"):
-        verdict = quant_matmul.chosen(kind, device)
-        found.append(Finding("products on quantised weights", kind, YES if verdict.works else NO, verdict.reason))
-    return found
-
-
-def chosen(device: torch.device) -> list[Finding]:
-    """What a render on `device` would use, part by part."""
-    part, dtype = "chosen here", torch.bfloat16 if device.type == "cuda" else torch.float32
-    try:
-        decoder = str(dispatch.choose(device, dtype, HEAD_DIM))
-    except dispatch.AttentionError as error:
-        decoder = f"nothing: {error}"
-    found = [
-        Finding(part, "transformer, attention", FACT, "torch scaled_dot_product_attention"),
-        Finding(part, "causal decoder, attention", FACT, decoder),
-        Finding(part, "plain weights", FACT, f"torch linear in {str(dtype).removeprefix('torch.')}"),
-    ]
-    for kind in ("fp8", "int8", "nvfp4", "mxfp8"):
-        verdict = quant_matmul.chosen(kind, device)
-        words = verdict.reason if verdict.works else f"dequantised for every product ({verdict.reason})"
-        found.append(Finding(part, f"{kind} weights", FACT, words))
-    return found
+    return [tried("packages", name, use, partial(trial, device), name) for name, (use, trial) in PACKAGES.items()]
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -273,7 +198,7 @@ def recognised(files: Iterable[Path]) -> list[Finding]:
         try:
             report = inspect_file(path)
         except (CheckpointError, OSError) as error:
-            found.append(Finding("files", path.name, NO, _line(error)))
+            found.append(Finding("files", path.name, NO, line_of(error)))
             continue
         form = ", ".join(
             word

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
+from ...kernels.choice import offer_host_attention
 from .. import host
 from ..host import CATEGORY, H3_MODEL, socket
 from ..sampler.grids import AUDIO_SHIFT, MAX_STEPS, VIDEO_SHIFT, TimeGrid
@@ -129,6 +130,7 @@ class LoadModelNode(io.ComfyNode):
         )
         h3.modulation.progress = _building()
         patcher = host.managed(h3.model, large_layers(h3.model))
+        offer_host_attention(host.attention())
         return io.NodeOutput(HostModel(h3, patcher), ui={"text": (plan,)})
 
 

@@ -25,13 +25,21 @@ def planned_text(path: Path, dtype: torch.dtype, weights: str) -> str:
     A render that does not fit says so here, but only the sampler refuses it: another size may be chosen there.
     """
     from ..sampler.command import sizes_for
-    from ..sampler.memory_budget import asked_bank
+    from ..sampler.memory_budget import asked_bank, asked_form
     from ..sampler.memory_job import job_of
     from ..sampler.memory_plan import MemoryRefusal, plan_memory
 
     size, reference = sizes_for(open_checkpoint(path).metadata, None, None)
     sizes = transformer_sizes(path, dtype, weights)
-    job = job_of(sizes, dtype=dtype, schedule=RELEASE, size=size, reference_size=reference, bank=asked_bank())
+    job = job_of(
+        sizes,
+        dtype=dtype,
+        schedule=RELEASE,
+        size=size,
+        reference_size=reference,
+        bank=asked_bank(),
+        form=asked_form(host.device()),
+    )
     try:
         text = plan_memory(job, host.memory_budget()).as_text()
     except MemoryRefusal as refusal:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...kernels import quant_matmul
+from ...kernels.fp8_format import Fp8Rows
 from ..model import H3
 from .quant import FP8, INT8, NVFP4, QuantWeight, dequantise, quantise_fp8, swap_nibbles, tile_scales
 
@@ -66,6 +67,14 @@ class QuantLinear(nn.Module):
             assert self.blocks is not None
             out = quant_matmul.nvfp4_linear(rows, swap_nibbles(self.weight), _tiles(self.blocks), self.scale[0])
         return out.view(*x.shape[:-1], self.out_features)
+
+    def takes_fp8_rows(self, device: torch.device) -> bool:
+        """Whether `of_fp8_rows` works on `device`, for whoever can hand over rows that are quantised already."""
+        return self.kind == FP8 and self.columns is None and self._product(device)
+
+    def of_fp8_rows(self, rows: Fp8Rows, dtype: torch.dtype) -> Tensor:
+        """The layer on rows in fp8: [M, out] in `dtype`."""
+        return quant_matmul.fp8_product(rows, self.weight, self.scale, dtype)
 
     def _product(self, device: torch.device) -> bool:
         """Whether the product on codes is used on `device`; what is decided goes to the log once."""

@@ -1,7 +1,9 @@
 """The H3 transformer: sizes, packed rows, positions, modulation, forward pass."""
 
-from .blocks import Bank
+from .blocks import Bank, Stretch
 from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, RELEASE, ConfigError, H3Config
+from .fast import run_fast
+from .form import Form, choose_form
 from .modulation import Modulation, canonical_time, curve_coordinates, distinct_times, modulation_rows
 from .patchify import audio_from_rows, audio_rows, patchify, unpatchify
 from .rope import Rope, inverse_frequencies
@@ -27,16 +29,19 @@ __all__ = [
     "AdaLNTables",
     "Bank",
     "ConfigError",
+    "Form",
     "H3Config",
     "Modulation",
     "OffLadderError",
     "PackedRows",
     "Rope",
+    "Stretch",
     "TableError",
     "audio_from_rows",
     "audio_rows",
     "build_tables",
     "canonical_time",
+    "choose_form",
     "curve_coordinates",
     "distinct_times",
     "embed_times",
@@ -45,6 +50,7 @@ __all__ = [
     "load_tables",
     "modulation_rows",
     "patchify",
+    "run_fast",
     "save_tables",
     "unpatchify",
 ]

@@ -5,6 +5,7 @@ Rows are [..., S, hidden] with at most one leading batch dimension. Names of mod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,8 @@ from ...kernels.attention import attention
 from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, H3Config
 from .modulation import AdaLNProjection
 from .rope import Rope, rotate
+
+Stretch = tuple[Tensor, Tensor]  # keys and values of neighbouring rows, each [rows, heads, head_dim]
 
 
 class Bank(Protocol):
@@ -125,8 +128,16 @@ class Block(RefinerBlock):
         visible: Tensor | None = None,
         bank: Bank | None = None,
         layer: int = 0,
-    ) -> Tensor:
-        """x [..., S, hidden]; table [3M, 6, hidden]; row [S] or [..., S], the table row of every packed row."""
+        *,
+        instead: Callable[[Block], Any] | None = None,
+    ) -> Any:
+        """x [..., S, hidden]; table [3M, 6, hidden]; row [S] or [..., S], the table row of every packed row.
+
+        `instead` is run in place of the plain layers, while hooks keep the block's weights on the device; its result is
+        returned.
+        """
+        if instead is not None:
+            return instead(self)
         shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(1)
         h = self.norm1(x) * (1 + scale1[row]) + shift1[row]
         x = x + gate1[row] * self.attn(h, rope, visible, bank, layer)

@@ -39,8 +39,8 @@ class PackedRows:
     audio: Tensor  # [Na, 32] float32
     video: Tensor  # [Nv, 96] float32
     rope: Rope  # of all S rows
-    modulation_row: Tensor  # [S] long, time_index * 3 + tag
-    time_index: Tensor  # [S] long, into the sorted distinct times of the forward
+    modulation_row: Tensor  # [S] int32 or int64, time_index * 3 + tag
+    time_index: Tensor  # [S] int32 or int64, into the sorted distinct times of the forward
     predict_video: slice | Tensor | None = None  # which of the video rows get a velocity; None for no row
     predict_audio: slice | Tensor | None = None  # which of the audio rows
 
@@ -136,7 +136,7 @@ class H3(nn.Module):
         `bank` adds keys and values of rows that are not in this pass; `visible` [S, keys] bool restricts which keys a
         row sees (True: sees). Without either, all rows see each other.
         """
-        x = self._embed(rows)
+        x = self.embed(rows)
         for layer, block in enumerate(self.blocks):
             x = block(x, modulation.block(layer), rows.modulation_row, rows.rope, visible, bank, layer)
 
@@ -153,7 +153,7 @@ class H3(nn.Module):
             predict(x_audio, time_audio, rows.predict_audio, self.final_layer.audio_out),
         )
 
-    def _embed(self, rows: PackedRows) -> Tensor:
+    def embed(self, rows: PackedRows) -> Tensor:
         """Every modality through its own projection, then one sequence [S, hidden]."""
         parts = (
             rows.text,

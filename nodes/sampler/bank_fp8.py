@@ -6,24 +6,27 @@ numbers loses little; what it loses is measured in the tests. Scales are bf16 va
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ..model import Stretch
+from .bank_forms import Key, cut, new_stretch, tail_rows
 
 FP8_MAX = 448.0
 ROWS_AT_ONCE = 1024  # widened to float32 together
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8Rows:
+class NarrowRows:
     """Rows [rows, heads, head_dim] as float8_e4m3fn codes and bf16 scales [rows, heads, 1]."""
 
     codes: Tensor
     scale: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> Fp8Rows:
+    def of(cls, x: Tensor) -> NarrowRows:
         """Quantise; the largest number of every row and head comes to lie at or just below 448."""
         codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
         scale = torch.empty(*x.shape[:-1], 1, dtype=torch.bfloat16, device=x.device)
@@ -36,7 +39,10 @@ class Fp8Rows:
 
     def into(self, target: Tensor) -> None:
         """Write code * scale into `target`, rounded to its dtype."""
-        torch.mul(self.codes.to(target.dtype), self.scale.to(target.dtype), out=target)
+        from ...kernels import widen_heads
+
+        widen = widen_heads.launch if widen_heads.runs_on(target) else widen_heads.reference
+        widen(self.codes, self.scale, target)
 
     @property
     def nbytes(self) -> int:
@@ -50,40 +56,47 @@ def _up_to_bfloat16(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, up, torch.ones_like(up))
 
 
-@dataclass
-class Fp8Recorder:
-    """Takes the keys and values of a prefix-only forward, layer by layer, and keeps them in fp8."""
+class Narrow:
+    """Banks in fp8. The prefix of the layer at hand is widened in front of its moving rows, in one room for all layers."""
 
-    keys: list[Fp8Rows] = field(default_factory=list)
-    values: list[Fp8Rows] = field(default_factory=list)
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store `[rows, heads, head_dim]` of `layer`; the prefix itself attends the unquantised ones."""
-        if layer != len(self.keys):
-            raise RuntimeError(f"prefix layer {layer} arrived after {len(self.keys)} layers; layers must come in order")
-        self.keys.append(Fp8Rows.of(key))
-        self.values.append(Fp8Rows.of(value))
-        return key, value
-
-
-@dataclass(frozen=True, eq=False)
-class Fp8StepBank:
-    """The finished prefix of one denoising step in fp8; moving rows attend `[prefix | moving]` as with the plain one."""
-
-    keys: tuple[Fp8Rows, ...]
-    values: tuple[Fp8Rows, ...]
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        return _joined(self.keys[layer], key), _joined(self.values[layer], value)
+    def __init__(self) -> None:
+        self._banks: dict[Key, list[tuple[NarrowRows, NarrowRows]]] = {}
+        self._room: Stretch | None = None
+        self._taken = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(rows.nbytes for rows in (*self.keys, *self.values))
+        return sum(rows.nbytes for bank in self._banks.values() for layer in bank for rows in layer)
 
+    def own(self, key: Key, layer: int, like: Tensor) -> Stretch:
+        return self._take(0, like)
 
-def _joined(prefix: Fp8Rows, moving: Tensor) -> Tensor:
-    rows = prefix.codes.shape[0]
-    both = moving.new_empty(rows + moving.shape[0], *moving.shape[1:])
-    prefix.into(both[:rows])
-    both[rows:] = moving
-    return both
+    def finish(self, key: Key, layer: int) -> Stretch:
+        """The prefix itself attends the unquantised keys and values."""
+        bank, written = self._banks.setdefault(key, []), cut(self._whole, 0, self._taken)
+        bank[layer:] = [(NarrowRows.of(written[0]), NarrowRows.of(written[1]))]
+        return written
+
+    def tail(self, key: Key, layer: int, like: Tensor) -> Stretch:
+        return self._take(self._prefix(key, layer), like)
+
+    def seen(self, key: Key, layer: int, rows: int) -> tuple[Stretch, ...]:
+        prefix = self._prefix(key, layer)
+        for narrow, wide in zip(self._banks[key][layer], self._whole, strict=True):
+            narrow.into(wide[:prefix])
+        return (cut(self._whole, 0, prefix + rows),)
+
+    @property
+    def _whole(self) -> Stretch:
+        assert self._room is not None  # own or tail came before
+        return self._room
+
+    def _prefix(self, key: Key, layer: int) -> int:
+        return len(self._banks[key][layer][0].codes)
+
+    def _take(self, start: int, like: Tensor) -> Stretch:
+        self._taken = len(like)
+        if self._room is None or len(self._room[0]) < start + len(like):
+            self._room = None  # let go of the smaller one first
+            self._room = new_stretch(tail_rows(start + len(like)), like)
+        return cut(self._room, start, len(like))

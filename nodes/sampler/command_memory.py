@@ -14,7 +14,7 @@ from ..loader.quant_linear import STORED, WEIGHTS
 from ..loader.weight_sizes import transformer_sizes
 from ..look.encoder_size import encoder_size, text_rows
 from .memory import Need
-from .memory_budget import ENVIRONMENT, asked_bank, asked_gigabytes, device_budget
+from .memory_budget import ENVIRONMENT, asked_bank, asked_form, asked_gigabytes, device_budget
 from .memory_job import Size, decoder_file_need, encoder_file_need, job_of
 from .memory_plan import MemoryPlan, plan_memory
 from .render import Settings
@@ -65,9 +65,10 @@ def planned(
         decoder=decoder_file_need(args.decoder, decoder, video),
         text_encoder=Need(text.layers, text.streamed + text.activations(rows)),
         bank=asked_bank(),
+        form=asked_form(device),
     )
     plan = plan_memory(job, device_budget(device, asked_gigabytes(args.memory)))
-    return plan, replace(settings, bank_fp8=plan.bank_fp8)
+    return plan, replace(settings, bank=plan.bank)
 
 
 def load_placed(args: Namespace, dtype: torch.dtype, device: torch.device, plan: MemoryPlan) -> H3Model:

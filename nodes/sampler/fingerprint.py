@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ..codec import Decoder, Encoder
+from ..file_hash import file_hash
 from ..loader import H3Model
 from ..look import Look
 from ..palette import SemanticClip
+from .bank import FP8
 from .looks import LookSequence
 from .render import Settings, device_of
 
-WHOLE_FILE = 64 * 2**20  # larger files are sampled
-SAMPLE = 4 * 2**20
 PIXEL_STEP = 8  # of frames held in memory: every 8th row and column
 DIGITS = 16
 
@@ -55,7 +55,7 @@ def fingerprint(
         "steps": short(json.dumps([settings.grid.video, settings.grid.audio])),
         "seed": str(settings.seed),
         "guidance": short(*(f"{b.name} {b.caption} {b.reference} {b.weight}" for b in settings.branches)),
-        "attention": settings.attention + (", bank in fp8" if settings.bank_fp8 else ""),
+        "attention": settings.attention + (", bank in fp8" if settings.bank == FP8 else ""),
         "size": "{1}x{0}".format(*look.size),
         "video format": ", ".join(output),
         "versions": versions(device_of(model)),
@@ -97,21 +97,6 @@ def clip_identity(clip: SemanticClip) -> str:
             digest.update(np.ascontiguousarray(raw.values[::PIXEL_STEP, ::PIXEL_STEP]).tobytes())
         content = digest.hexdigest()
     return short(json.dumps(how, default=str), content)
-
-
-def file_hash(path: Path) -> str:
-    """Hash of a file's bytes: all of them up to 64 MB, else its size with the beginning, the middle and the end."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        if size <= WHOLE_FILE:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        else:
-            for place in (0, size // 2, size - SAMPLE):
-                file.seek(place)
-                digest.update(file.read(SAMPLE))
-    return digest.hexdigest()
 
 
 def _pixels_hash(frame: Any) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ..model import H3Config
 from ..schedule import Geometry, Schedule, row_plan
+from .bank import FP8, SANDWICH
+from .bank_forms import tail_rows
 from .network import PREFIX
 
 FLOAT8_ITEMSIZE = 1
@@ -39,9 +41,17 @@ def bank_bytes(config: H3Config, prefix_rows: int, banks: int, itemsize: int) ->
     return values + (scales if itemsize == FLOAT8_ITEMSIZE else 0)
 
 
-def joined_bytes(config: H3Config, keys: int, itemsize: int) -> int:
-    """Keys and values of one layer, prefix and moving rows together."""
-    return 2 * keys * config.inner * itemsize
+def room_bytes(config: H3Config, rows: Rows, form: str, itemsize: int) -> int:
+    """Keys and values beside the banks: of the moving rows in every layer, or of one layer that all take in turn.
+
+    A split bank is joined with its moving rows where the attention cannot merge two results; that is counted.
+    """
+    row = 2 * config.inner * itemsize
+    if form == SANDWICH:
+        return config.layers * tail_rows(rows.moving) * row
+    if form == FP8:
+        return tail_rows(rows.prefix + rows.moving) * row
+    return (tail_rows(rows.moving) + rows.prefix + rows.moving) * row
 
 
 def activation_bytes(config: H3Config, rows: int, itemsize: int) -> int:
@@ -61,14 +71,13 @@ def table_bytes(config: H3Config, times: int, itemsize: int) -> int:
 
 
 def forward_bytes(config: H3Config, rows: Rows, banks: int, attention: str, itemsize: int) -> dict[str, int]:
-    """Bytes alive during each kind of forward, beside the weights."""
+    """Bytes alive during each kind of forward, beside the weights; `banks` are those of the banks with their room."""
     needs = {"bootstrap": activation_bytes(config, rows.bootstrap, itemsize)}
     if attention != PREFIX:
         needs["window"] = activation_bytes(config, max(rows.bootstrap, rows.prefix + rows.moving), itemsize)
         return needs
     needs["prefix"] = banks + activation_bytes(config, rows.prefix, itemsize)
-    joined = joined_bytes(config, rows.prefix + rows.moving, itemsize)
-    needs["continuation"] = banks + joined + activation_bytes(config, rows.moving, itemsize)
+    needs["continuation"] = banks + activation_bytes(config, rows.moving, itemsize)
     return needs
 
 

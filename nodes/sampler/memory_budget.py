@@ -8,6 +8,7 @@ import torch
 
 ENVIRONMENT = "SRH3_MEMORY_GB"
 BANK_ENVIRONMENT = "SRH3_KV_DTYPE"
+FORM_ENVIRONMENT = "SRH3_KV"
 RESERVE = 750_000_000  # bytes kept back on a GPU: library workspaces, and gaps between allocations
 
 
@@ -47,10 +48,22 @@ def device_budget(device: torch.device, gigabytes: float | None) -> int | None:
 
 def asked_bank() -> str:
     """Format of the prefix bank from the environment: "auto", "plain" (bf16) or "fp8". Raises ValueError for another word."""
-    words = {"": "auto", "auto": "auto", "bf16": "plain", "fp8": "fp8"}
-    text = os.environ.get(BANK_ENVIRONMENT, "").strip().lower()
+    return _asked(BANK_ENVIRONMENT, {"auto": "auto", "bf16": "plain", "fp8": "fp8"})
+
+
+def asked_form(device: torch.device) -> str:
+    """Form of an unquantised bank from the environment: "auto", "sandwich" or "split". Raises ValueError for another word.
+
+    Left open it is "split" on the CPU, where a sandwich saves no time and its order of keys changes the last bits.
+    """
+    form = _asked(FORM_ENVIRONMENT, {"auto": "auto", "sandwich": "sandwich", "split": "split"})
+    return "split" if form == "auto" and device.type == "cpu" else form
+
+
+def _asked(environment: str, words: dict[str, str]) -> str:
+    text = os.environ.get(environment, "").strip().lower() or "auto"
     if text not in words:
         raise ValueError(
-            f"{BANK_ENVIRONMENT} is {text!r}; bf16, fp8 or auto is needed. Remove the variable to let it choose."
+            f"{environment} is {text!r}; {', '.join(words)} are known. Remove the variable to let it choose."
         )
     return words[text]

@@ -35,6 +35,7 @@ def job_of(
     decoder: Need | None = None,
     text_encoder: Need | None = None,
     bank: str = BANK_AUTO,
+    form: str = BANK_AUTO,
 ) -> Job:
     """The job of a render. Text rows default to those of the prompt StreamRender-H3 ships with."""
     return Job(
@@ -52,6 +53,7 @@ def job_of(
         decoder=decoder or Need(),
         text_encoder=text_encoder,
         bank=bank,
+        form=form,
     )
 
 

@@ -1,7 +1,8 @@
-"""The memory plan: what lives on the device, what is streamed, in which format the prefix bank is kept, so that it fits.
+"""The memory plan: what lives on the device, what is streamed, in which form the prefix bank is kept, so that it fits.
 
-What changes no number comes first: all weights resident, else blocks streamed from host memory. Only then the prefix bank
-goes to fp8. A render that fits in no way is refused with the largest size that would.
+What changes no number comes first: everything resident and the bank in its fastest form, then in its smaller one, then
+blocks streamed from host memory. Only then the bank goes to fp8. A render that fits in no way is refused with the largest
+size that would.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Any
 
 from ..model import H3Config
 from ..schedule import Geometry, Schedule
-from .memory import FLOAT8_ITEMSIZE, Need, Rows, bank_bytes, forward_bytes, joined_bytes, table_bytes
+from .bank import FP8, SANDWICH, SPLIT
+from .memory import FLOAT8_ITEMSIZE, Need, Rows, bank_bytes, forward_bytes, room_bytes, table_bytes
 from .network import PREFIX
 
 BANK_AUTO, BANK_FP8, BANK_PLAIN = "auto", "fp8", "plain"
+TO_SPARE = 2_000_000_000  # bytes that must stay free beside the fastest form of the bank
 SIZE_STEP, SMALLEST_SIDE = 32, 64  # pixels; sizes are multiples of the step
 STREAM_AREAS = 2
 
@@ -60,7 +63,8 @@ class Job:
     encoder: Need = NOTHING
     decoder: Need = NOTHING
     text_encoder: Need | None = None
-    bank: str = BANK_AUTO
+    bank: str = BANK_AUTO  # number format: auto, plain or fp8
+    form: str = BANK_AUTO  # of an unquantised bank: auto, sandwich or split
 
     @property
     def geometry(self) -> Geometry:
@@ -85,7 +89,7 @@ class MemoryPlan:
         device_bytes: the most that is alive on the device at once.
         budget: bytes the device has for it; None when nobody set a limit.
         resident: blocks that live on the device; the other `layers - resident` are streamed.
-        bank_fp8: the prefix bank is kept in fp8.
+        bank: form of the prefix bank: sandwich, split or fp8.
         text_streamed: the text encoder's layers are streamed as well.
     """
 
@@ -94,7 +98,7 @@ class MemoryPlan:
     budget: int | None
     layers: int
     resident: int
-    bank_fp8: bool
+    bank: str
     text_streamed: bool = False
 
     @property
@@ -114,8 +118,7 @@ class MemoryPlan:
             else f"{self.streamed} of {self.layers} blocks streamed from host memory"
         )
         limit = "no limit set" if self.budget is None else f"of {giga(self.budget)}"
-        bank = "fp8" if self.bank_fp8 else "unquantised"
-        return f"memory plan: {giga(self.device_bytes)} on the device, {limit}; {blocks}, prefix bank {bank}"
+        return f"memory plan: {giga(self.device_bytes)} on the device, {limit}; {blocks}, prefix bank: {self.bank}"
 
     def as_text(self) -> str:
         """The summary and one line per part."""
@@ -129,7 +132,7 @@ class MemoryPlan:
             "budget_bytes": self.budget,
             "blocks_resident": self.resident,
             "blocks_streamed": self.streamed,
-            "prefix_bank": "fp8" if self.bank_fp8 else "plain",
+            "prefix_bank": self.bank,
             "text_encoder_streamed": self.text_streamed,
             "terms": {term.name: term.nbytes for term in self.terms},
         }
@@ -142,28 +145,43 @@ def giga(count: int) -> str:
 
 def plan_memory(job: Job, budget: int | None) -> MemoryPlan:
     """Decide for a device with `budget` bytes. Raises MemoryRefusal when nothing fits."""
-    banks = {BANK_AUTO: (False, True), BANK_PLAIN: (False,), BANK_FP8: (True,)}[job.bank]
-    if job.attention != PREFIX:
-        banks = (False,)
-    for fp8 in banks:
-        resident = _resident_blocks(job, fp8, budget)
-        if resident is not None:
-            return _write_down(job, budget, resident, fp8)
+    layers, forms = len(job.weights.blocks), bank_forms(job)
+    for form in forms:
+        spare = TO_SPARE if form == SANDWICH and job.form == BANK_AUTO else 0
+        resident = _resident_blocks(job, form, None if budget is None else budget - spare)
+        if resident is not None and (resident == layers or not spare):
+            return _write_down(job, budget, resident, form)
     assert budget is not None
-    raise MemoryRefusal(_refusal(job, budget, banks))
+    raise MemoryRefusal(_refusal(job, budget, forms))
 
 
-def _resident_blocks(job: Job, fp8: bool, budget: int | None) -> int | None:
+def bank_forms(job: Job) -> tuple[str, ...]:
+    """Forms of the bank in the order of trial; a sandwich is for two banks. Raises MemoryRefusal for one that cannot be."""
+    two = job.steps * job.branches == 2
+    if job.form == SANDWICH and not two and job.attention == PREFIX:
+        raise MemoryRefusal(
+            f"the prefix bank was asked for as a sandwich, which holds two; {job.steps} steps and {job.branches} guidance "
+            f"branches make {job.steps * job.branches}. Use split."
+        )
+    plain = {BANK_AUTO: (SANDWICH, SPLIT) if two else (SPLIT,), SANDWICH: (SANDWICH,), SPLIT: (SPLIT,)}[job.form]
+    if job.attention != PREFIX:
+        return (SPLIT,)
+    return {BANK_AUTO: (*plain, FP8), BANK_PLAIN: plain, BANK_FP8: (FP8,)}[job.bank]
+
+
+def _resident_blocks(job: Job, form: str, budget: int | None) -> int | None:
     """The largest number of resident blocks that fits; None when not even streaming every block does."""
     layers = len(job.weights.blocks)
-    if budget is None or _device_bytes(job, layers, fp8) <= budget:
+    if budget is None or _device_bytes(job, layers, form) <= budget:
         return layers
-    return next((count for count in range(layers - 1, -1, -1) if _device_bytes(job, count, fp8) <= budget), None)
+    return next((count for count in range(layers - 1, -1, -1) if _device_bytes(job, count, form) <= budget), None)
 
 
-def _device_bytes(job: Job, resident: int, fp8: bool) -> int:
+def _device_bytes(job: Job, resident: int, form: str) -> int:
     """The most that is alive at once, in whichever kind of forward."""
-    forwards = forward_bytes(job.config, job_rows(job), _banks(job, fp8), job.attention, job.itemsize)
+    rows = job_rows(job)
+    banks = _banks(job, form) + room_bytes(job.config, rows, form, job.itemsize)
+    forwards = forward_bytes(job.config, rows, banks, job.attention, job.itemsize)
     fixed = sum(term.nbytes for term in _fixed_terms(job, resident))
     return fixed + max(forwards.values())
 
@@ -172,8 +190,8 @@ def job_rows(job: Job) -> Rows:
     return Rows.of(job.schedule, job.geometry, job.text_rows)
 
 
-def _banks(job: Job, fp8: bool) -> int:
-    itemsize = FLOAT8_ITEMSIZE if fp8 else job.itemsize
+def _banks(job: Job, form: str) -> int:
+    itemsize = FLOAT8_ITEMSIZE if form == FP8 else job.itemsize
     return bank_bytes(job.config, job_rows(job).prefix, job.steps * job.branches, itemsize)
 
 
@@ -201,21 +219,20 @@ def _fixed_terms(job: Job, resident: int) -> list[Term]:
     return terms
 
 
-def _write_down(job: Job, budget: int | None, resident: int, fp8: bool) -> MemoryPlan:
-    rows, banks = job_rows(job), _banks(job, fp8)
-    forwards = forward_bytes(job.config, rows, banks, job.attention, job.itemsize)
+def _write_down(job: Job, budget: int | None, resident: int, form: str) -> MemoryPlan:
+    rows, banks = job_rows(job), _banks(job, form)
+    room = room_bytes(job.config, rows, form, job.itemsize)
+    forwards = forward_bytes(job.config, rows, banks + room, job.attention, job.itemsize)
     widest = max(forwards, key=lambda name: forwards[name])
     terms = _fixed_terms(job, resident)
     if job.attention == PREFIX:
-        joined = joined_bytes(job.config, rows.prefix + rows.moving, job.itemsize)
+        where = "every layer" if form == SANDWICH else "one layer"
         terms.append(Term(f"{job.steps * job.branches} prefix banks of {rows.prefix:,} rows", banks, "device"))
-        terms.append(Term("keys and values of one layer", joined, "device"))
+        terms.append(Term(f"room beside the banks, {where}", room, "device"))
     count = {"bootstrap": rows.bootstrap, "prefix": rows.prefix, "continuation": rows.moving}
     peak_rows = count.get(widest, max(rows.bootstrap, rows.prefix + rows.moving))
-    beside = {"prefix": banks, "continuation": banks + (terms[-1].nbytes if job.attention == PREFIX else 0)}
-    terms.append(
-        Term(f"activations of {peak_rows:,} rows ({widest})", forwards[widest] - beside.get(widest, 0), "device")
-    )
+    beside = banks + room if widest in ("prefix", "continuation") else 0
+    terms.append(Term(f"activations of {peak_rows:,} rows ({widest})", forwards[widest] - beside, "device"))
     layers = len(job.weights.blocks)
     if resident < layers:
         terms.append(
@@ -228,13 +245,13 @@ def _write_down(job: Job, budget: int | None, resident: int, fp8: bool) -> Memor
         words = "text encoder, layers streamed" if streamed_text else "text encoder"
         on_device = job.text_encoder.working if streamed_text else job.text_encoder.total
         terms.append(Term(words, on_device, "device, before"))
-    total = _device_bytes(job, resident, fp8)
-    return MemoryPlan(tuple(terms), total, budget, layers, resident, fp8, streamed_text)
+    total = _device_bytes(job, resident, form)
+    return MemoryPlan(tuple(terms), total, budget, layers, resident, form, streamed_text)
 
 
-def _refusal(job: Job, budget: int, banks: tuple[bool, ...]) -> str:
-    least = _device_bytes(job, 0, banks[-1])
-    smaller = largest_size(job, budget, banks[-1])
+def _refusal(job: Job, budget: int, forms: tuple[str, ...]) -> str:
+    least = _device_bytes(job, 0, forms[-1])
+    smaller = largest_size(job, budget, forms[-1])
     advice = (
         f"The largest size that fits is {smaller[1]}x{smaller[0]}; set it, or free device memory."
         if smaller
@@ -242,15 +259,15 @@ def _refusal(job: Job, budget: int, banks: tuple[bool, ...]) -> str:
     )
     return (
         f"{job.size[1]}x{job.size[0]} with {job.text_rows:,} text rows needs {giga(least)} on the device even with every block "
-        f"streamed{' and an fp8 prefix bank' if banks[-1] else ''}; {giga(budget)} are there. {advice}"
+        f"streamed{' and an fp8 prefix bank' if forms[-1] == FP8 else ''}; {giga(budget)} are there. {advice}"
     )
 
 
-def largest_size(job: Job, budget: int, fp8: bool) -> tuple[int, int] | None:
+def largest_size(job: Job, budget: int, form: str) -> tuple[int, int] | None:
     """The largest (height, width) of about the same shape that fits with every block streamed, None when none does."""
     for height in range(job.size[0] - SIZE_STEP, SMALLEST_SIDE - 1, -SIZE_STEP):
         width = max(SMALLEST_SIDE, round(job.size[1] * height / job.size[0] / SIZE_STEP) * SIZE_STEP)
-        if _device_bytes(resized(job, (height, width)), 0, fp8) <= budget:
+        if _device_bytes(resized(job, (height, width)), 0, form) <= budget:
             return height, width
     return None
 

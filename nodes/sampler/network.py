@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..model import H3, AdaLNTables, audio_from_rows, unpatchify
+from ..model import H3, AdaLNTables, Form, Modulation, PackedRows, audio_from_rows, run_fast, unpatchify
 from ..schedule import Geometry, Window, layout_key
-from .bank import PrefixBank, StepBank
-from .bank_fp8 import Fp8StepBank
+from .bank import Place, PrefixBank, StepBank
 from .grids import TimeGrid, h3_time
 from .guidance import SINGLE, Branch
 from .pack import Layout, RowTimes, WindowLatents, make_layout, pack_moving, pack_prefix, pack_whole
@@ -46,8 +45,10 @@ class Network:
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
     bank: PrefixBank = field(default_factory=PrefixBank)
+    form: Form | None = None  # fused kernels and a chosen attention; None for the plain modules
     _layouts: dict[tuple[str, object], Layout] = field(default_factory=dict)
     _text: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _steps: dict[int, tuple[RowTimes, Modulation]] = field(default_factory=dict)
 
     def __call__(self, window: Window, latents: WindowLatents, step: int) -> tuple[Tensor, Tensor]:
         predictions = [(branch.weight, self._predict(branch, window, latents, step)) for branch in self.branches]
@@ -61,15 +62,14 @@ class Network:
         text, tags = self._text_rows(branch.caption)
         layout = self._layout(branch, window, tags)
         sigmas = self.grid.video[step], self.grid.audio[step]
-        times = RowTimes.at(*sigmas, device=text.device)
-        modulation = self.tables.at(times.times)
+        times, modulation = self._step(step, text.device)
         if window.is_bootstrap or self.attention == DENSE:
             rows = pack_whole(layout, text, latents, times)
-            velocity = self.model(rows, modulation)
+            velocity = self._forward(rows, modulation)
         else:
-            bank = self.bank.get(branch.name, step) or self._prefill(branch, layout, text, latents, times, step)
+            bank = self.bank.get(branch.name, step) or self._prefill(branch, layout, text, latents, step)
             rows = pack_moving(layout, text, latents, times)
-            velocity = self.model(rows, modulation, bank=bank)
+            velocity = self._forward(rows, modulation, bank)
         height, width = latents.video.shape[-2:]
         new = len(window.latents)
         video = unpatchify(velocity[0], new, height, width)
@@ -79,12 +79,23 @@ class Network:
             latents.audio[:, :, -len(window.audio_new) :] + (1.0 - h3_time(sigmas[1])) * audio,
         )
 
-    def _prefill(
-        self, branch: Branch, layout: Layout, text: Tensor, latents: WindowLatents, times: RowTimes, step: int
-    ) -> StepBank | Fp8StepBank:
-        recorder = self.bank.recorder()
-        self.model(pack_prefix(layout, text, latents, times), self.tables.at(times.times), bank=recorder)
-        return self.bank.store(branch.name, step, recorder)
+    def _forward(self, rows: PackedRows, modulation: Modulation, bank: Place | None = None) -> tuple[Tensor, Tensor]:
+        if self.form is None:
+            return self.model(rows, modulation, bank=bank)
+        return run_fast(self.model, rows, modulation, self.form, bank=bank)
+
+    def _prefill(self, branch: Branch, layout: Layout, text: Tensor, latents: WindowLatents, step: int) -> StepBank:
+        times, modulation = self._step(step, text.device)
+        recorder = self.bank.recorder(branch.name, step, layout.plan.moving_count)
+        self._forward(pack_prefix(layout, text, latents, times), modulation, recorder)
+        return self.bank.store(branch.name, step)
+
+    def _step(self, step: int, device: torch.device) -> tuple[RowTimes, Modulation]:
+        """The times of a denoising step and their modulation, looked up once per render."""
+        if step not in self._steps:
+            times = RowTimes.at(self.grid.video[step], self.grid.audio[step], device)
+            self._steps[step] = times, self.tables.at(times.times)
+        return self._steps[step]
 
     def _text_rows(self, caption: bool) -> tuple[Tensor, Tensor]:
         if caption not in self._text:

@@ -14,7 +14,7 @@ from ..loader.node import HostModel
 from ..loader.placement import fetched
 from ..loader.weight_sizes import loaded_sizes
 from ..palette import SemanticClip
-from .memory_budget import asked_bank
+from .memory_budget import asked_bank, asked_form
 from .memory_job import decoder_need, encoder_need, job_of, shapes_of
 from .memory_plan import MemoryPlan, giga, plan_memory
 from .render import Settings
@@ -62,8 +62,9 @@ def planned(
         encoder=encoder_need(shapes_of(encoder.codec.layers), encoder.codec.dtype, sizes),
         decoder=decoder_need(shapes_of(decoder.codec.layers), decoder.codec.dtype, look.size),
         bank=asked_bank(),
+        form=asked_form(host.device()),
     )
     plan = plan_memory(job, host.memory_budget())
     log.info("%s", plan.as_text())
     host.show_text(plan.as_text(), node_id)
-    return plan, replace(settings, bank_fp8=plan.bank_fp8)
+    return plan, replace(settings, bank=plan.bank)

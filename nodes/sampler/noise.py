@@ -8,6 +8,8 @@ draw would shift every later number.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -29,20 +31,33 @@ def picture_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
 
 
 class Noise:
-    """The render's random stream; every call advances it."""
+    """The render's random stream. `prepare` draws ahead, while the device computes; it changes no number and no state."""
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._device = torch.device(device)
+        self._ready: deque[tuple[Tensor, Tensor]] = deque()  # the stream's state before a draw, and its numbers
 
     def draw(self, *shape: int) -> Tensor:
         """Standard normal float32 numbers of `shape`, moved to the render's device."""
+        if self._ready and self._ready[0][1].shape == shape:
+            return self._ready.popleft()[1].to(self._device, non_blocking=True)
+        self.restore(self.state())
         return torch.randn(shape, generator=self._generator).to(self._device)
 
+    def prepare(self, shapes: Iterable[tuple[int, ...]]) -> None:
+        """Draw the next numbers now, expected in these shapes; another shape asked for later draws them again."""
+        pin = self._device.type == "cuda"
+        for shape in shapes:
+            before = self._generator.get_state()
+            numbers = torch.randn(shape, generator=self._generator)
+            self._ready.append((before, numbers.pin_memory() if pin else numbers))
+
     def state(self) -> Tensor:
-        """Where the stream stands, uint8."""
-        return self._generator.get_state()
+        """Where the stream stands, uint8; numbers drawn ahead do not count."""
+        return self._ready[0][0] if self._ready else self._generator.get_state()
 
     def restore(self, state: Tensor) -> None:
         """Go on from an earlier `state`."""
+        self._ready.clear()
         self._generator.set_state(state)

@@ -8,12 +8,12 @@ template makes them repeat, so a render caches a handful.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..model import H3, PackedRows, Rope, audio_rows, patchify
+from ..model import H3, MODALITIES, PackedRows, Rope, audio_rows, patchify
 from ..schedule import Geometry, RowPlan, Window, positions, row_plan, tags
 from .grids import CLEAN_TIME, h3_time
 
@@ -37,6 +37,15 @@ class Part:
     rope: Rope
     tags: Tensor  # [rows] long
     clock: Tensor  # [rows] long: NOISY_VIDEO, NOISY_AUDIO or CLEAN
+    new_sound: Tensor  # long, which of the sound rows are new
+    _indices: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def indices(self, times: RowTimes) -> tuple[Tensor, Tensor]:
+        """(modulation_row, time_index) int32 [rows] at the times of a step; made once for every order of times."""
+        if times.places not in self._indices:
+            time_index = times.index[self.clock]
+            self._indices[times.places] = (time_index * MODALITIES + self.tags).int(), time_index.int()
+        return self._indices[times.places]
 
 
 @dataclass(frozen=True)
@@ -72,14 +81,18 @@ def make_layout(model: H3, window: Window, geometry: Geometry, text_tags: Tensor
     clock[row_index(plan.noisy_video, device)] = NOISY_VIDEO
     clock[row_index(plan.noisy_audio, device)] = NOISY_AUDIO
 
-    def part(rows: Tensor) -> Part:
-        return Part(model.rope(place[rows]), modality[rows], clock[rows])
+    def part(rows: Tensor, sounds: int) -> Part:
+        """`sounds` are the sound latents of the part that end with the new ones, 0 where none is new."""
+        new = torch.arange(sounds - len(window.audio_new), sounds, device=device) if sounds else rows[:0]
+        return Part(model.rope(place[rows]), modality[rows], clock[rows], torch.cat([new, new + sounds]))
+
+    sounds = len(window.audio_window)
 
     return Layout(
         plan=plan,
-        whole=part(torch.arange(plan.total, device=device)),
-        prefix=part(row_index(plan.prefix, device)),
-        moving=part(row_index(plan.moving, device)),
+        whole=part(torch.arange(plan.total, device=device), sounds),
+        prefix=part(row_index(plan.prefix, device), 0),
+        moving=part(row_index(plan.moving, device), sounds - window.audio_sink),
         sink_latents=len(window.sink_latents),
         sink_references=len(window.sink_latents) if reference else 0,
         sink_audio=window.audio_sink,
@@ -93,13 +106,15 @@ class RowTimes:
     """The network times of one step, ascending and distinct, and the index of each kind of row among them."""
 
     times: tuple[float, ...]
-    index: Tensor  # [3] long, by NOISY_VIDEO, NOISY_AUDIO, CLEAN
+    places: tuple[int, ...]  # three, by NOISY_VIDEO, NOISY_AUDIO, CLEAN
+    index: Tensor  # [3] long, the places on the device
 
     @classmethod
     def at(cls, video_sigma: float, audio_sigma: float, device: torch.device) -> RowTimes:
         by_kind = (h3_time(video_sigma), h3_time(audio_sigma), CLEAN_TIME)
         times = tuple(sorted(set(by_kind)))
-        return cls(times, torch.tensor([times.index(t) for t in by_kind], device=device))
+        places = tuple(times.index(t) for t in by_kind)
+        return cls(times, places, torch.tensor(places, device=device))
 
 
 def pack_whole(layout: Layout, text: Tensor, latents: WindowLatents, times: RowTimes) -> PackedRows:
@@ -139,25 +154,17 @@ def _pack(
     *,
     predict: bool,
 ) -> PackedRows:
-    audio_count = audio.shape[-1]
     video_rows = patchify(video)
-    time_index = times.index[part.clock]
-    predict_video = predict_audio = None
-    if predict:
-        rows_per_latent = len(video_rows) // video.shape[1]
-        predict_video = torch.arange(
-            len(video_rows) - layout.new_latents * rows_per_latent, len(video_rows), device=video.device
-        )
-        new = torch.arange(audio_count - layout.new_audio, audio_count, device=audio.device)
-        predict_audio = torch.cat([new, new + audio_count])
+    modulation_row, time_index = part.indices(times)
+    old = len(video_rows) // max(1, video.shape[1]) * (video.shape[1] - layout.new_latents)
     return PackedRows(
         text=text,
         before=before,
         audio=audio_rows(audio),
         video=video_rows,
         rope=part.rope,
-        modulation_row=time_index * 3 + part.tags,
+        modulation_row=modulation_row,
         time_index=time_index,
-        predict_video=predict_video,
-        predict_audio=predict_audio,
+        predict_video=slice(old, None) if predict else None,
+        predict_audio=part.new_sound if predict else None,
     )

@@ -14,9 +14,10 @@ from torch import Tensor
 from ..codec import Decoder, DecoderStream, Encoder, EncoderStream
 from ..loader import H3Model
 from ..look import Look, check_look, with_picture_latent
+from ..model import choose_form
 from ..palette import SemanticClip
 from ..schedule import Geometry, Schedule
-from .bank import PrefixBank
+from .bank import FORMS, SANDWICH, SPLIT, PrefixBank
 from .finite import RenderError, require_finite
 from .grids import TimeGrid
 from .guidance import SINGLE, Branch
@@ -39,7 +40,7 @@ class Settings:
     seed: int = DEFAULT_SEED
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
-    bank_fp8: bool = False  # keep the prefix bank in fp8: half the memory, no longer exact
+    bank: str = SPLIT  # form of the prefix bank: sandwich, split, or fp8 (half the memory, no longer exact)
 
     def facts(self) -> dict[str, Any]:
         """Seed, noise levels, schedule and attention, ready for JSON: what another implementation needs to repeat a render."""
@@ -54,7 +55,7 @@ class Settings:
                 "bootstrap": schedule.bootstrap_units,
             },
             "attention": self.attention,
-            "prefix_bank": "fp8" if self.bank_fp8 else "plain",
+            "prefix_bank": self.bank,
         }
 
 
@@ -93,6 +94,13 @@ def check_settings(settings: Settings) -> None:
         )
     if settings.attention not in (PREFIX, DENSE):
         raise RenderError(f"attention is {settings.attention!r}; choose {PREFIX!r} or {DENSE!r}")
+    if settings.bank not in FORMS:
+        raise RenderError(f"form of the prefix bank is {settings.bank!r}; choose one of {', '.join(FORMS)}")
+    banks = settings.grid.steps * len(settings.branches)
+    if settings.attention == PREFIX and settings.bank == SANDWICH and banks != 2:
+        raise RenderError(
+            f"the prefix bank is to be a sandwich, which holds two banks, and this render has {banks}; use split"
+        )
     refusal = settings.schedule.prefix_bank_refusal
     if settings.attention == PREFIX and refusal is not None:
         raise RenderError(refusal)
@@ -170,6 +178,7 @@ def render(
         return
     device = device_of(model)
     tables = model.modulation.tables(settings.grid.h3_times()).to(device)
+    form = choose_form(model.model, device)
 
     def network_for(conditions: Conditions) -> Network:
         return Network(
@@ -179,7 +188,8 @@ def render(
             settings.grid,
             attention=settings.attention,
             branches=settings.branches,
-            bank=PrefixBank(fp8=settings.bank_fp8),
+            bank=PrefixBank(settings.bank),
+            form=form,
         )
 
     current = plan[max(chunk for chunk in plan if chunk <= first)]

@@ -118,9 +118,8 @@ class Rollout:
                 f"chunk {window.index} got {reference.shape[1]} map latents and needs {len(window.latents)}; "
                 "encode the frames of the window the schedule names next"
             )
-        channels, height, width = self._picture.shape[0], *self._picture.shape[-2:]
-        x_video = self._noise.draw(channels, len(window.latents), height, width)
-        x_audio = self._noise.draw(2, self._audio_channels, len(window.audio_new))
+        for_video, for_audio, *_ = self._shapes(window, reference)
+        x_video, x_audio = self._noise.draw(*for_video), self._noise.draw(*for_audio)
         latents = self._condition(window, reference)
 
         step_ms = []
@@ -130,6 +129,8 @@ class Rollout:
                 latents, video=put_last(latents.video, x_video, 1), audio=put_last(latents.audio, x_audio, 2)
             )
             x0_video, x0_audio = self._predict(window, latents, step)
+            if step == 0:
+                self._noise.prepare(self._shapes(self._schedule.window_at(self._index + 1), reference))
             require_finite_step(x0_video, x0_audio, step, self._grid.steps, window.index)
             x_video, x_audio = self._grid.ddim(step, x0_video, x_video, x0_audio, x_audio)
             self._on_step(window.index, step)
@@ -140,6 +141,16 @@ class Rollout:
         self._history.forget(window)
         self._index += 1
         return Chunk(window, x_video, committed, tuple(step_ms))
+
+    def _shapes(self, window: Window, reference: Tensor) -> list[tuple[int, ...]]:
+        """Shapes of the noise that a chunk draws, in its order."""
+        channels, side = self._picture.shape[0], tuple(self._picture.shape[-2:])
+        return [
+            (channels, len(window.latents), *side),
+            (2, self._audio_channels, len(window.audio_new)),
+            (channels, len(window.window_latents), *side),
+            (reference.shape[0], len(window.reference_latents), *reference.shape[-2:]),
+        ]
 
     def _condition(self, window: Window, reference: Tensor) -> WindowLatents:
         """History, map and sound of a window with their 0.001 of noise; the current latents are still to be filled in."""

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from streamrender_h3.kernels.dispatch import AttentionError, choose
-from streamrender_h3.nodes.codec import CausalViT, CodecError, ViTConfig, ViTDecoder, vit_stream
+from streamrender_h3.kernels.fusions import FusionError
+from streamrender_h3.nodes.codec import CausalViT, ViTConfig, ViTDecoder, vit_stream
 from streamrender_h3.nodes.codec.vit_fast import Graphs, halves
 from streamrender_h3.nodes.codec.vit_form import ALL_KERNELS, Form, choose_form, wanted_kernels
 
@@ -131,7 +132,7 @@ def test_switches_are_read_and_wrong_ones_named(monkeypatch, network):
     monkeypatch.setenv("SRH3_FUSIONS", "swiglu,kvwrite")
     assert wanted_kernels() == {"swiglu", "qk_rope_write"}
     monkeypatch.setenv("SRH3_FUSIONS", "swiglu,warp")
-    with pytest.raises(CodecError, match="names warp; write all, none or some of"):
+    with pytest.raises(FusionError, match="names warp; write all, none or some of"):
         choose_form(network)
     monkeypatch.delenv("SRH3_FUSIONS")
     monkeypatch.setenv("SRH3_ATTENTION", "fa2")

@@ -44,9 +44,10 @@ def test_a_wrong_result_is_no_working_package():
 
 
 def test_attention_and_products_have_a_reason_each(diagnosis):
-    attention = by_name(diagnosis, "attention")
-    assert attention["sdpa"].state == doctor.YES
-    assert "CUDA device" in attention["fa2"].detail
+    attention = {f.name: f for f in diagnosis.findings if f.part == "attention"}
+    for use in ("transformer", "decoder windows"):
+        assert attention[f"sdpa, {use}"].state == doctor.YES
+        assert "CUDA device" in attention[f"fa2, {use}"].detail
     products = by_name(diagnosis, "products on quantised weights")
     assert set(products) == {"fp8", "int8", "nvfp4", "mxfp8"}
     assert all(finding.state == doctor.NO and finding.detail for finding in products.values())
@@ -54,7 +55,12 @@ def test_attention_and_products_have_a_reason_each(diagnosis):
 
 def test_the_choice_is_told_part_by_part(diagnosis):
     names = [finding.name for finding in diagnosis.findings if finding.part == "chosen here"]
-    assert names[:3] == ["transformer, attention", "causal decoder, attention", "plain weights"]
+    assert names[:4] == [
+        "transformer, attention",
+        "decoder windows, attention",
+        "transformer, kernels",
+        "plain weights",
+    ]
     assert "dequantised" in by_name(diagnosis, "chosen here")["fp8"].detail
 
 

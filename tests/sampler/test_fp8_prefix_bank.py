@@ -4,7 +4,7 @@ import pytest
 import torch
 from streamrender_h3.nodes.sampler import PREFIX, Network, Rollout, TimeGrid
 from streamrender_h3.nodes.sampler.bank import PrefixBank
-from streamrender_h3.nodes.sampler.bank_fp8 import Fp8Rows
+from streamrender_h3.nodes.sampler.bank_fp8 import NarrowRows
 from streamrender_h3.nodes.schedule import RELEASE
 
 
@@ -14,7 +14,7 @@ def relative(found, expected):
 
 def test_rows_are_code_times_scale_with_one_rounding():
     x = torch.randn(40, 5, 128, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 40)[:, None, None]
-    rows = Fp8Rows.of(x)
+    rows = NarrowRows.of(x)
     assert rows.codes.dtype == torch.float8_e4m3fn and rows.scale.shape == (40, 5, 1)
     for dtype in (torch.float32, torch.bfloat16):
         wide = torch.empty(x.shape, dtype=dtype)
@@ -28,7 +28,7 @@ def test_rows_of_zeros_and_single_peaks_survive():
     x = torch.zeros(3, 2, 128)
     x[1, 0, 7], x[2, 1, 3] = 5.0, -1e-3
     wide = torch.empty_like(x)
-    Fp8Rows.of(x).into(wide)
+    NarrowRows.of(x).into(wide)
     assert torch.equal(wide[0], x[0])
     assert torch.allclose(wide, x, rtol=2**-4, atol=0)
 
@@ -37,7 +37,7 @@ def test_rows_of_zeros_and_single_peaks_survive():
 def test_error_of_gaussian_rows_is_that_of_three_mantissa_bits(dtype):
     x = torch.randn(64, 8, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
     wide = torch.empty_like(x)
-    Fp8Rows.of(x).into(wide)
+    NarrowRows.of(x).into(wide)
     assert 0.01 < relative(wide, x) < 0.03
 
 
@@ -46,7 +46,7 @@ def chunks(full_model, tables_for, conditions):
     """Latents of three chunks with a plain and an fp8 bank, and the banks."""
 
     def roll(fp8):
-        grid, bank = TimeGrid.trailing(2), PrefixBank(fp8=fp8)
+        grid, bank = TimeGrid.trailing(2), PrefixBank("fp8" if fp8 else "split")
         network = Network(full_model, tables_for(grid), conditions, grid, attention=PREFIX, bank=bank)
         rollout = Rollout(RELEASE, grid, network, conditions.picture, audio_channels=32, seed=3, freeze_sink=True)
         generator = torch.Generator().manual_seed(9)
@@ -76,6 +76,6 @@ def test_the_fp8_bank_takes_little_more_than_a_quarter_of_fp32(chunks):
 
 
 def test_layers_out_of_order_are_refused():
-    recorder = PrefixBank(fp8=True).recorder()
+    recorder = PrefixBank("fp8").recorder("text", 0, 4)
     with pytest.raises(RuntimeError, match="in order"):
         recorder.extend(1, torch.zeros(1, 1, 8), torch.zeros(1, 1, 8))

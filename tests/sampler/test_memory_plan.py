@@ -12,7 +12,7 @@ from streamrender_h3.nodes.model import RELEASE as RELEASED
 from streamrender_h3.nodes.sampler import Network, Rollout, TimeGrid
 from streamrender_h3.nodes.sampler.bank import PrefixBank
 from streamrender_h3.nodes.sampler.memory import Need, Rows, bank_bytes, decoder_working, encoder_working
-from streamrender_h3.nodes.sampler.memory_budget import asked_bank, asked_gigabytes, device_budget
+from streamrender_h3.nodes.sampler.memory_budget import asked_bank, asked_form, asked_gigabytes, device_budget
 from streamrender_h3.nodes.sampler.memory_job import (
     decoder_file_need,
     decoder_need,
@@ -67,22 +67,25 @@ def test_banks_are_1433600_bytes_a_row_and_step():
 
 def test_everything_is_resident_without_a_limit(job):
     plan = plan_memory(job, None)
-    assert (plan.resident, plan.streamed, plan.bank_fp8, plan.budget) == (50, 0, False, None)
+    assert (plan.resident, plan.streamed, plan.bank, plan.budget) == (50, 0, "sandwich", None)
     found = terms(plan)
     assert found["50 of 50 blocks (bf16), weights"] == 50 * BLOCK
     assert found["text refiner and heads, weights"] == REST
     assert found["2 prefix banks of 7,115 rows"] == 2 * 7115 * 1_433_600
+    assert (
+        found["room beside the banks, every layer"] == 50 * 7104 * 2 * 7168 * 2
+    )  # 7,048 moving rows and a few to spare
     assert plan.device_bytes == sum(term.nbytes for term in plan.terms)
-    assert 60 * GB < plan.device_bytes < 70 * GB
+    assert 70 * GB < plan.device_bytes < 75 * GB
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "streamed", "fp8"),
-    [(80, False, False), (48, True, False), (32, True, False), (24, True, True)],
+    ("gigabytes", "streamed", "bank"),
+    [(80, False, "sandwich"), (72, False, "split"), (48, True, "split"), (32, True, "split"), (24, True, "fp8")],
 )
-def test_what_is_exact_comes_first(job, gigabytes, streamed, fp8):
+def test_what_is_exact_comes_first(job, gigabytes, streamed, bank):
     plan = plan_memory(job, gigabytes * GB)
-    assert (plan.streamed > 0, plan.bank_fp8) == (streamed, fp8)
+    assert (plan.streamed > 0, plan.bank) == (streamed, bank)
     assert plan.device_bytes <= gigabytes * GB
     assert plan.device_bytes == sum(term.nbytes for term in plan.terms if term.place == "device")
     if streamed:  # one more resident block would not fit
@@ -99,7 +102,13 @@ def test_fp8_weights_make_room_for_more_resident_blocks(job):
 
 
 def test_the_bank_format_can_be_asked_for(job):
-    assert plan_memory(replace(job, bank="fp8"), None).bank_fp8
+    assert plan_memory(replace(job, bank="fp8"), None).bank == "fp8"
+    assert plan_memory(replace(job, form="split"), None).bank == "split"
+    tight = plan_memory(replace(job, form="sandwich"), 72 * GB)
+    assert (tight.bank, tight.streamed > 0) == ("sandwich", True)  # asked for, it needs nothing to spare
+    assert plan_memory(replace(job, steps=4), None).bank == "split"
+    with pytest.raises(MemoryRefusal, match="4 steps and 1 guidance branches make 4"):
+        plan_memory(replace(job, steps=4, form="sandwich"), None)
     with pytest.raises(MemoryRefusal, match="with every block streamed; 24"):
         plan_memory(replace(job, bank="plain"), 24 * GB)
 
@@ -122,7 +131,7 @@ def test_what_does_not_fit_is_refused_with_the_largest_size_that_does(job):
         )
 
     assert at(height).size == (height, width)
-    assert plan_memory(at(height), 16 * GB).bank_fp8
+    assert plan_memory(at(height), 16 * GB).bank == "fp8"
     with pytest.raises(MemoryRefusal):
         plan_memory(at(height + 32), 16 * GB)
 
@@ -135,7 +144,7 @@ def test_when_no_size_fits_something_else_is_advised(job):
 def test_dense_windows_need_no_bank(job):
     dense = replace(job, attention="dense")
     plan = plan_memory(dense, 24 * GB)
-    assert not plan.bank_fp8 and not any("prefix banks" in name for name in terms(plan))
+    assert plan.bank != "fp8" and not any("prefix banks" in name for name in terms(plan))
 
 
 def test_the_text_encoder_is_streamed_when_it_does_not_fit(job):
@@ -208,6 +217,13 @@ def test_the_bank_format_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("SRH3_KV_DTYPE", "int4")
     with pytest.raises(ValueError, match="'int4'"):
         asked_bank()
+    monkeypatch.delenv("SRH3_KV", raising=False)
+    assert (asked_form(torch.device("cuda")), asked_form(torch.device("cpu"))) == ("auto", "split")
+    monkeypatch.setenv("SRH3_KV", "Split")
+    assert asked_form(torch.device("cuda")) == "split"
+    monkeypatch.setenv("SRH3_KV", "burger")
+    with pytest.raises(ValueError, match="'burger'; auto, sandwich, split are known"):
+        asked_form(torch.device("cuda"))
 
 
 # ------------------------------------------------------------------------------------------------- plan and placement
@@ -232,10 +248,10 @@ def test_a_plan_under_a_cap_renders_the_same_latents(checkpoint, tables_for, con
     """The plan drives the placement; streamed blocks change nothing, bit for bit."""
     grid = TimeGrid.trailing(2)
 
-    def latents(resident, fp8):
+    def latents(resident, bank):
         model = load_h3(checkpoint, dtype=torch.float32, device="cpu").model
         placed = place(model, torch.device("cpu"), resident)
-        network = Network(model, tables_for(grid), conditions, grid, bank=PrefixBank(fp8=fp8))
+        network = Network(model, tables_for(grid), conditions, grid, bank=PrefixBank(bank))
         rollout = Rollout(RELEASE, grid, network, conditions.picture, audio_channels=32, seed=3, freeze_sink=True)
         generator = torch.Generator().manual_seed(9)
         made = [
@@ -246,12 +262,19 @@ def test_a_plan_under_a_cap_renders_the_same_latents(checkpoint, tables_for, con
 
     sizes = transformer_sizes(checkpoint, torch.float32, "stored")
     job = job_of(
-        sizes, dtype=torch.float32, schedule=RELEASE, size=(64, 96), reference_size=(64, 64), text_rows=13, steps=2
+        sizes,
+        dtype=torch.float32,
+        schedule=RELEASE,
+        size=(64, 96),
+        reference_size=(64, 64),
+        text_rows=13,
+        steps=2,
+        form="split",
     )
     free = plan_memory(job, None)
-    expected, streamed = latents(free.resident, free.bank_fp8)
+    expected, streamed = latents(free.resident, free.bank)
     assert streamed == 0
     capped = plan_memory(job, free.device_bytes - max(sizes.blocks) // 2)
-    assert capped.streamed > 0 and not capped.bank_fp8
-    found, streamed = latents(capped.resident, capped.bank_fp8)
+    assert capped.streamed > 0 and capped.bank != "fp8"
+    found, streamed = latents(capped.resident, capped.bank)
     assert streamed == capped.streamed and torch.equal(found, expected)

@@ -60,7 +60,7 @@ def test_a_capped_render_streams_blocks_and_makes_the_same_latents(render, free,
     assert "all blocks resident" in free and "text refiner and heads, weights" in free
     render("capped", "--memory", str((needed - 20) / 1000))
     said = capsys.readouterr().out
-    assert re.search(r"[1-9]\d* of 12 blocks streamed from host memory, prefix bank unquantised", said)
+    assert re.search(r"[1-9]\d* of 12 blocks streamed from host memory, prefix bank: split", said)
     assert "two staging areas for blocks" in said
     assert sha(said) == sha(free)
 
@@ -74,5 +74,5 @@ def test_fp8_weights_and_bank_render(render, free, capsys, monkeypatch):
     monkeypatch.setenv("SRH3_KV_DTYPE", "fp8")
     render("fp8", "--weights", "fp8")
     said = capsys.readouterr().out
-    assert "(fp8 rows), weights" in said and "prefix bank fp8" in said
+    assert "(fp8 rows), weights" in said and "prefix bank: fp8" in said
     assert sha(said) != sha(free)

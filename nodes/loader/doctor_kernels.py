@@ -1,0 +1,86 @@
+"""The doctor's look at attention and matrix products: every one that there is, and what a render here would use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...kernels import dense_attention, dispatch, quant_matmul
+from ...kernels.choice import AttentionError
+from ...kernels.fusions import reference_only, wanted_fusions
+from .findings import FACT, HEAD_DIM, NO, YES, Finding, tried
+
+Choose = Callable[..., Any]
+# Where attention runs: the table of that room and its choice.
+USES: dict[str, tuple[ModuleType, Choose]] = {
+    "transformer": (dense_attention, dense_attention.choose_dense),
+    "decoder windows": (dispatch, dispatch.choose),
+}
+
+
+def attentions(device: torch.device) -> list[Finding]:
+    """Every attention of both tables, each with its own trial."""
+    dtype = _dtype(device)
+
+    def trial(choose: Choose, name: str) -> str:
+        try:
+            choose(device, dtype, HEAD_DIM, name)
+        except AttentionError as error:
+            reason = str(error).partition("(")[2].rpartition(");")[0]
+            raise RuntimeError(reason.removeprefix(f"{name}: ") or error) from error
+        return f"agrees with the plain computation in {str(dtype).removeprefix('torch.')}"
+
+    return [
+        tried("attention", f"{name}, {use}", "", partial(trial, choose, name))
+        for use, (table, choose) in USES.items()
+        for name in table.BACKENDS
+    ]
+
+
+def products(device: torch.device) -> list[Finding]:
+    """Every matrix product on quantised weights."""
+    found = []
+    for kind in ("fp8", "int8", "nvfp4", "mxfp8"):
+        verdict = quant_matmul.chosen(kind, device)
+        found.append(Finding("products on quantised weights", kind, YES if verdict.works else NO, verdict.reason))
+    return found
+
+
+def chosen(device: torch.device) -> list[Finding]:
+    """What a render on `device` would use, part by part."""
+    part, dtype = "chosen here", _dtype(device)
+    found = []
+    for use, (_, choose) in USES.items():
+        try:
+            words = str(choose(device, dtype, HEAD_DIM))
+        except AttentionError as error:
+            words = f"nothing: {error}"
+        found.append(Finding(part, f"{use}, attention", FACT, words))
+    found += [
+        Finding(part, "transformer, kernels", FACT, _kernels(device)),
+        Finding(part, "plain weights", FACT, f"torch linear in {str(dtype).removeprefix('torch.')}"),
+    ]
+    for kind in ("fp8", "int8", "nvfp4", "mxfp8"):
+        verdict = quant_matmul.chosen(kind, device)
+        words = verdict.reason if verdict.works else f"dequantised for every product ({verdict.reason})"
+        found.append(Finding(part, f"{kind} weights", FACT, words))
+    return found
+
+
+def _kernels(device: torch.device) -> str:
+    if reference_only():
+        return "plain modules: SRH3_FORCE_REFERENCE is set"
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"plain modules: kernels are for CUDA, and this is {device.type}"
+    from ...kernels.launch import refusal
+
+    reason = refusal(torch.empty(0, device=device))
+    return f"torch in their place: {reason}" if reason else f"fused: {', '.join(sorted(wanted_fusions())) or 'none'}"
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
