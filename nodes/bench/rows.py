@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 Size = tuple[int, int]  # (height, width) in pixels
 
@@ -20,6 +25,9 @@ class Options:
     preset: str  # full: the released sizes; example: those of the shipped example
     sizes: tuple[Size, ...]
     device: str
+    text_rows: int | None = None  # of the prompt with its picture; None: the preset's
+    forms: str = ""  # of the transformer: those with this in their names; plain modules always
+    source: str | None = None  # JSON of an earlier run, for the part that measures nothing itself
 
 
 @dataclass(frozen=True)
@@ -49,31 +57,49 @@ class Report:
     title: str
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    part: str = ""
+
+    @contextmanager
+    def surviving(self, name: str) -> Iterator[None]:
+        """What fails in here becomes a fact: one thing that cannot run must not cost the figures of the others."""
+        try:
+            yield
+        except Exception as error:
+            self.facts[f"{name}: failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            log.exception("%s failed", name)
+
+    def row(self, name: str) -> Row:
+        """The row of this name."""
+        return next(row for row in self.rows if row.name == name)
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "part": self.part,
             "title": self.title,
             "rows": [row.as_dict() for row in self.rows],
             "facts": {name: rounded(value) for name, value in self.facts.items()},
         }
 
     def as_text(self) -> str:
-        lines = [self.title, f"  {'':44} {'ms':>9} {'TFLOP/s':>8} {'limit ms':>9} {'of limit':>8} {'peak GiB':>8}"]
+        wide = max([44, *(len(row.name) for row in self.rows)])
+        lines = [self.title, f"  {'':{wide}} {'ms':>9} {'TFLOP/s':>8} {'limit ms':>9} {'of limit':>8} {'peak GiB':>8}"]
         for row in self.rows:
             share = "" if row.limit_fraction is None else f"{row.limit_fraction:.0%}"
             cells = (f"{row.ms:.3f}", number(row.tflops, 1), number(row.limit_ms, 3), share, number(row.peak_gib, 2))
             lines.append(
-                "  " + f"{row.name:44} " + " ".join(f"{c:>{w}}" for c, w in zip(cells, (9, 8, 9, 8, 8), strict=True))
+                "  "
+                + f"{row.name:{wide}} "
+                + " ".join(f"{c:>{w}}" for c, w in zip(cells, (9, 8, 9, 8, 8), strict=True))
             )
         lines += [f"  {name}: {rounded(value)}" for name, value in self.facts.items()]
         return "\n".join(lines)
 
 
-def as_json(options: Options, part: str, device_name: str, reports: list[Report]) -> str:
-    """One JSON document for a run."""
+def as_json(options: Options, part: str, machine: dict[str, str], reports: list[Report]) -> str:
+    """One JSON document for a run; `machine` names the device and the software."""
     document = {
         "part": part,
-        "device": device_name,
+        **machine,
         "options": asdict(options),
         "reports": [report.as_dict() for report in reports],
     }
