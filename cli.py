@@ -96,6 +96,7 @@ VERBS = {
     ),
     "bench": Verb(".nodes.bench.command", "measure a part of the pack on this machine, with random weights"),
     "doctor": Verb(".nodes.loader.doctor_command", "say what this machine has, what works on it, and what files are"),
+    "queue": Verb(".nodes.batch.command", "queue a folder of clips in several looks and seeds in a running ComfyUI"),
     "tables": Verb(
         ".nodes.sampler.tables_command", "write the modulation tables of a checkpoint for a number of steps"
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import host
+from .batch.node import ClipListNode
+from .batch.saved import routes
 from .codec.decode_node import DecodeLatentNode
 from .codec.node import LoadDecoderNode, LoadEncoderNode
 from .loader.doctor_node import DoctorNode
@@ -31,6 +33,7 @@ NODES: list[type[io.ComfyNode]] = [
     WriteTablesCheckpointNode,
     PromptBuilderNode,
     DoctorNode,
+    ClipListNode,
 ]
 
 
@@ -39,5 +42,5 @@ class StreamRenderExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         host.provide_example_inputs()
-        host.add_routes(PreviewRoutes(SESSIONS).table())
+        host.add_routes({**PreviewRoutes(SESSIONS).table(), **routes()})
         return list(NODES)

@@ -251,7 +251,7 @@ async def _run_prompt(
             async with http.post("/prompt", json=body) as answer:
                 reply = await answer.json()
                 if answer.status != 200:
-                    raise WorkflowError(_refusal(reply, prompt))
+                    raise WorkflowError(refusal(reply, prompt))
             end = None
             async for message in socket:
                 event = _event(message.data)
@@ -294,7 +294,7 @@ def _event(data: Any) -> Event | None:
     return None
 
 
-def _refusal(reply: Mapping[str, Any], prompt: Mapping[str, Any]) -> str:
+def refusal(reply: Mapping[str, Any], prompt: Mapping[str, Any]) -> str:
     lines = [str(reply.get("error", {}).get("message", "the server refused the workflow"))]
     for key, node in (reply.get("node_errors") or {}).items():
         kind = prompt.get(key, {}).get("class_type", node.get("class_type"))

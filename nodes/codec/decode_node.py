@@ -75,7 +75,9 @@ class DecodeLatentNode(io.ComfyNode):
             raise
         finally:
             growing.unlink(missing_ok=True)
-        return io.NodeOutput(host.video_from_file(path))
+        video_file = host.video_from_file(path)
+        host.delete_with(video_file, path)
+        return io.NodeOutput(video_file)
 
 
 def working_bytes(decoder: HostDecoder, size: tuple[int, int]) -> int:

@@ -118,9 +118,11 @@ class LookNode(io.ComfyNode):
                     "prepared_picture", display_name="picture", tooltip="The picture as the model sees it."
                 ),
             ],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
+    @host.one_of_many
     def execute(
         cls,
         picture: torch.Tensor,

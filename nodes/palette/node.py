@@ -138,7 +138,7 @@ class SemanticPaletteEncodeNode(io.ComfyNode):
                     "json", display_name="json", tooltip="The same for programs, with the shares of every frame."
                 ),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -148,6 +148,7 @@ class SemanticPaletteEncodeNode(io.ComfyNode):
         return " ".join(_state(file) for file in files if file is not None)
 
     @classmethod
+    @host.one_of_many
     def execute(
         cls,
         palette: str,

@@ -62,14 +62,22 @@ def _copied(container: Any, stream: Any) -> Any:
     return container.add_stream(template=stream)  # PyAV before 14
 
 
-def read_report(path: Path) -> dict[str, Any] | None:
-    """The run report inside a finished video, or None when there is none: an unfinished file, or another's."""
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """Everything written into a finished video by name in small letters, or None for a file that cannot be read."""
     import av
 
     try:
         with av.open(str(path)) as container:
-            found = {key.lower(): value for key, value in container.metadata.items()}.get(REPORT_KEY)
-        report = json.loads(found) if found else None
+            return {key.lower(): value for key, value in container.metadata.items()}
     except (av.FFmpegError, OSError, ValueError):
+        return None
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """The run report inside a finished video, or None when there is none: an unfinished file, or another's."""
+    found = (read_metadata(path) or {}).get(REPORT_KEY)
+    try:
+        report = json.loads(found) if found else None
+    except ValueError:
         return None
     return report if isinstance(report, dict) else None

@@ -14,6 +14,10 @@ class VideoFileError(OSError):
     """The file cannot be written; the message names the path and the remedy."""
 
 
+class DiskFullError(VideoFileError):
+    """There is no room for what is to be written; nothing is wrong with what is there already."""
+
+
 @dataclass(frozen=True)
 class VideoFormat:
     """One choice. `bytes_per_pixel` is an upper estimate for photographic frames, used to look at the free space first."""
@@ -116,13 +120,13 @@ def format_named(name: str) -> VideoFormat:
 
 
 def require_space(folder: Path, wanted: int, what: str) -> None:
-    """Raise `VideoFileError` unless the disk of `folder` has `wanted` bytes free beside the reserve."""
+    """Raise `DiskFullError` unless the disk of `folder` has `wanted` bytes free beside the reserve."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
         return  # a folder that is gone or cannot be asked: the write itself will tell
     if free < wanted + RESERVE:
-        raise VideoFileError(
+        raise DiskFullError(
             f"{folder} has {megabytes(free)} free and {what} needs about {megabytes(wanted + RESERVE)}. "
             "Free disk space, or choose a folder on another disk"
         )

@@ -28,7 +28,7 @@ from .fingerprint import Parts, differences, fingerprint_id
 log = logging.getLogger("streamrender_h3")
 
 FORMAT = 1
-STATE, LOCK = "state.safetensors", "lock"
+STATE, LOCK, FINISHED = "state.safetensors", "lock", "finished"
 MAX_JOURNALS = 16
 MAX_BYTES = 32 * 2**30
 GRACE_SECONDS = 60.0  # a folder without state this young may be another process about to begin
@@ -96,6 +96,12 @@ class Journal:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def finish(self) -> None:
+        """The render is finished, but its folder stays until `remove_unless_used`: the host may still lose what it was given."""
+        with suppress(OSError):
+            (self.folder / FINISHED).touch()
+        self.release()
 
     def remove_unless_used(self) -> None:
         """Delete a folder that was released, if nobody has taken it since."""
@@ -204,7 +210,7 @@ def work_in(folder: Path, parts: Parts) -> Journal:
 def tell_near_misses(store: Path, parts: Parts) -> None:
     """One log line when there is an unfinished render of this clip that cannot be continued, and why."""
     for folder in journals(store):
-        found = read_state(folder)
+        found = None if (folder / FINISHED).exists() else read_state(folder)
         if found and found[0].get("clip") == parts.get("clip") and (changed := differences(found[0], parts)):
             log.info(
                 "an unfinished render of this clip is not continued, because of another %s; starting afresh",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,24 @@ from ..host import CATEGORY, H3_DECODER, H3_ENCODER, H3_LOOK, H3_MODEL, H3_SCHED
 from ..loader.node import HostModel
 from ..look import Look
 from ..palette import SemanticClip
-from ..preview import Unwatched, open_preview, playable_frames
-from ..preview.finish import finish_video, metadata_of
-from ..preview.formats import FORMATS, H264, VideoFormat, format_named
+from ..preview import open_preview
+from ..preview.finish import metadata_of
+from ..preview.formats import FORMATS, H264
 from ..schedule import Schedule
 from .failure import frames_released
-from .fingerprint import Parts, fingerprint
+from .fingerprint import fingerprint
 from .grids import MAX_STEPS, TimeGrid
 from .guidance import SINGLE, STRUCTURE_SCALE, TEXT_SCALE, Branch, chain
-from .journal import Journal, open_in, work_in
 from .network import DENSE, PREFIX
+from .node_files import (
+    RENDER,
+    finished_before,
+    kept_on_failure,
+    latent_paths,
+    open_journal,
+    output_forms,
+    write_finished,
+)
 from .node_memory import on_device, planned
 from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
@@ -118,6 +126,20 @@ class StreamSamplerNode(io.ComfyNode):
                     tooltip="H.264 plays everywhere; H.265 is smaller. ProRes 4444, lossless FFV1 and PNG images are written "
                     "to output/streamrender_h3 beside the H.264 video, which the output 'video' then still is.",
                 ),
+                io.String.Input(
+                    "name",
+                    default="",
+                    optional=True,
+                    tooltip="What the files that this node writes to output/streamrender_h3 are called: other formats, what is "
+                    "done of a stopped render, and with 'save' the video. Folders go with /. Empty: render, partial.",
+                ),
+                io.Boolean.Input(
+                    "save",
+                    default=False,
+                    optional=True,
+                    tooltip="Save the finished video at once under 'name' in output/streamrender_h3, without Save Video. A video "
+                    "that lies there from the very same render is taken instead of rendering again, without its latent.",
+                ),
             ],
             outputs=[
                 io.Video.Output("video", display_name="video", tooltip="The rendered file, 24 frames per second."),
@@ -137,6 +159,7 @@ class StreamSamplerNode(io.ComfyNode):
         )
 
     @classmethod
+    @host.one_of_many
     def execute(
         cls,
         model: HostModel,
@@ -153,6 +176,8 @@ class StreamSamplerNode(io.ComfyNode):
         attention: str,
         resume: bool = True,
         video_format: str = H264.name,
+        name: str = "",
+        save: bool = False,
     ) -> io.NodeOutput:
         if attention not in ATTENTION:
             raise ValueError(f"H3 Stream Sampler: attention {attention!r} is unknown; choose one of {list(ATTENTION)}")
@@ -161,7 +186,7 @@ class StreamSamplerNode(io.ComfyNode):
         check_inputs(clip, look, model.h3, settings, encoder.codec, decoder.codec)
 
         forms = output_forms(video_format)
-        prompt, extra = host.saved_metadata(cls.hidden.prompt, cls.hidden.extra_pnginfo)
+        metadata = host.saved_metadata(cls.hidden.prompt, cls.hidden.extra_pnginfo)
         show = unhurt(host.progress(schedule.chunks_for(clip.frames) * steps, cls.hidden.unique_id))
         plan, settings = planned(model, clip, look, settings, encoder, decoder, cls.hidden.unique_id)
 
@@ -171,9 +196,13 @@ class StreamSamplerNode(io.ComfyNode):
             host.check_interrupted()
 
         parts = fingerprint(clip, look, model.h3, encoder.codec, decoder.codec, settings, [form.name for form in forms])
+        host.output_files(name or RENDER)  # refuses a name that is none
+        if save and (found := finished_before(name or RENDER, parts, forms)):
+            log.info("H3 Stream Sampler takes %s, which is this very render", found[0])
+            return output_of(*found, host.blocked())
         journal = open_journal(parts, resume)
         targets = [(form, journal.folder / f"video_{number}{form.suffix}") for number, form in enumerate(forms)]
-        recorder = Recorder(journal, clip, look, settings, targets, metadata_of(prompt, extra))
+        recorder = Recorder(journal, clip, look, settings, targets, metadata_of(*metadata))
         if recorder.chunks_done:
             log.info("H3 Stream Sampler goes on after %d chunks of an interrupted render", recorder.chunks_done)
         patchers = [model.patcher, encoder.patcher, decoder.patcher]
@@ -189,7 +218,7 @@ class StreamSamplerNode(io.ComfyNode):
             steps,
             shown=recorder.report.frames,
         )
-        with watch as preview, kept_on_failure(recorder, targets[0], (prompt, extra), preview) as path:
+        with watch as preview, kept_on_failure(recorder, targets[0], metadata, preview, name) as path:
             with on_device(model, patchers, plan), frames_released(), closing(chunks), recorder:
                 start_memory_watch()
                 if recorder.chunks_done:
@@ -199,18 +228,22 @@ class StreamSamplerNode(io.ComfyNode):
                     preview.chunk(chunk, figures.suspect)
                     show((chunk.index + 1) * steps, chunk.frames[-1] if len(chunk.frames) else None)
                 report = recorder.result()
-                about = metadata_of(prompt, extra, report)
-                for output in recorder.outputs[1:]:
-                    with host.output_place("render", output.form.suffix) as place:
-                        recorder.finish(output, place, about)
-                    log.info("H3 Stream Sampler wrote %s", place)
-                recorder.finish(recorder.outputs[0], path, about)
+                video = write_finished(recorder, metadata, report, name, path, save)
                 latent = host.latent_pair(*recorder.take_latents(*latent_paths(path)))
                 recorder.keep_finished = True
-            preview.file = path
+            preview.file = video
+        host.delete_with(latent["samples"], *latent_paths(path))
         host.after_prompt(journal.remove_unless_used)  # only then has the host saved what it was given
-        picture = torch.from_numpy(np.array(report_picture(report)))[None].float() / 255
-        return io.NodeOutput(host.video_from_file(path), latent, json.dumps(report, indent=1), picture)
+        return output_of(video, report, latent, temporary=not save)
+
+
+def output_of(video: Path, report: dict[str, Any], latent: Any, *, temporary: bool = False) -> io.NodeOutput:
+    """The outputs of the node; a temporary video goes when the host has let go of it."""
+    file = host.video_from_file(video)
+    if temporary:
+        host.delete_with(file, video)
+    picture = torch.from_numpy(np.array(report_picture(report)))[None].float() / 255
+    return io.NodeOutput(file, latent, json.dumps(report, indent=1), picture)
 
 
 def branches_for(guidance: str, text_scale: float, structure_scale: float, look: Look) -> tuple[Branch, ...]:
@@ -237,60 +270,3 @@ def unhurt(show: Callable[[int, torch.Tensor | None], None]) -> Callable[[int, t
             log.warning("H3 Stream Sampler cannot show its progress (%s); the render goes on", error)
 
     return shown
-
-
-def output_forms(name: str) -> list[VideoFormat]:
-    """What is written: an MP4 first, which the output is and the host can save; another format comes beside it."""
-    form = format_named(name)
-    return [form] if form.browser else [H264, form]
-
-
-def open_journal(parts: Parts, resume: bool) -> Journal:
-    """The render's journal in the host's user folder; without `resume`, or where there can be none, a temporary folder."""
-    if resume:
-        with suppress(OSError):
-            return open_in(host.cache_folder("journals"), parts, host.temporary_folder)
-        log.warning("H3 Stream Sampler keeps no journal: the host's user folder cannot be written")
-    return work_in(host.temporary_folder(), parts)
-
-
-def latent_paths(path: Path) -> tuple[Path, Path]:
-    """Where the latents of the video at `path` go."""
-    return path.with_suffix(".video.f32"), path.with_suffix(".audio.f32")
-
-
-@contextmanager
-def kept_on_failure(
-    recorder: Recorder, growing: tuple[VideoFormat, Path], metadata: tuple[Any, dict[str, Any]], preview: Unwatched
-) -> Iterator[Path]:
-    """The path for the finished video. When the render is cancelled or fails, the frames done so far become a file in the
-    output folder, the journal stays, everything else goes.
-    """
-    finished = host.temporary_file(".mp4")
-    try:
-        yield finished
-    except BaseException as error:
-        recorder.close(finished=False, error=error)
-        for path in (finished, *latent_paths(finished)):
-            path.unlink(missing_ok=True)
-        if growing[1].is_file():
-            about = metadata_of(*metadata, recorder.result())
-            preview.file = keep_playable(*growing, about)
-        if not recorder.journal.durable and preview.file != growing[1]:
-            recorder.journal.remove()
-        raise
-
-
-def keep_playable(form: VideoFormat, path: Path, metadata: dict[str, str]) -> Path | None:
-    """An ordinary file in the output folder of what an unfinished video holds, and a log line that names it."""
-    frames = playable_frames(path)
-    if not frames:
-        return None
-    try:
-        with host.output_place("partial", form.suffix) as kept:
-            finish_video(path, kept, form, metadata)
-    except OSError as error:
-        log.warning("H3 Stream Sampler could not copy what is done to the output folder: %s", error)
-        kept = path
-    log.warning("H3 Stream Sampler stopped early; its first %d frames are in %s", frames, kept)
-    return kept

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..look import Look
 from ..palette import SemanticClip
 from ..preview.finish import finish_video
-from ..preview.formats import IMAGES, VideoFileError, VideoFormat, bytes_needed, require_space
+from ..preview.formats import IMAGES, DiskFullError, VideoFileError, VideoFormat, bytes_needed, require_space
 from ..preview.image_files import ImageFiles
 from ..preview.video_file import VideoFile
 from ..schedule import Schedule, audio_of_latent
@@ -79,8 +79,12 @@ class Recorder:
         self._commit_ms, self._done = 0.0, 0
         self._closed = False
         try:
+            for form, _ in targets:
+                form.require()
             try:
                 self._open(clip, look, targets, metadata or {})
+            except DiskFullError:
+                raise  # what the journal holds can be continued when there is room again
             except OSError as error:
                 if journal.entry is None or journal.strict:
                     raise
@@ -100,8 +104,6 @@ class Recorder:
         entry = self.journal.entry
         known = entry.facts["outputs"] if entry else [None] * len(targets)
         forms = [form for form, _ in targets]
-        for form in forms:
-            form.require()
         for (form, path), position in zip(targets, known, strict=True):
             self.outputs.append(open_output(form, path, look.size, metadata, position))
         wanted = bytes_needed(forms, clip.frames, look.size, latent_bytes(self.schedule, clip.frames, look.size))
@@ -193,7 +195,7 @@ class Recorder:
             self.report.stop(error)
         self._close_files()
         if finished and self.keep_finished:
-            self.journal.release()
+            self.journal.finish()
         elif finished or self.journal.durable:
             self.journal.close(finished=finished)
 

@@ -12,7 +12,7 @@ import pytest
 from tab import SAMPLER
 
 PLAYING = "p.frame !== '' && Number(p.frame) > 0"
-SLOW = 12  # steps per chunk, where a test needs time in the middle of a render
+SLOW = 40  # steps per chunk, where a test needs time in the middle of a render
 
 # A second sampler with all the inputs of the first and a Save Video of its own.
 TWIN = f"""() => {{

@@ -162,8 +162,9 @@ def start(
     api_nodes: bool = False,
     stop_with_parent: bool = True,
     patience: float = 120,
+    port: int | None = None,
 ) -> ComfyServer:
-    """A server with the pack at `root` (and further `packs`, name -> folder) that answers on a free loopback port.
+    """A server with the pack at `root` (and further `packs`, name -> folder) that answers on loopback, at `port` or a free one.
 
     `stop_with_parent=False` lets it outlive this process. Raises ServerFailed with the end of the log when the server
     ends or stays silent for `patience` seconds, or when a pack could not be imported.
@@ -174,9 +175,9 @@ def start(
         {**({"SRH3_STOP_WITH_PARENT": str(os.getpid())} if stop_with_parent else {}), **(env or {})}
     )
     for attempt in (1, 2):
-        port = free_port()
-        line = [*command(comfyui, base, packs, extra, api_nodes), "--listen", "127.0.0.1", "--port", str(port)]
-        log = base / f"comfyui-{port}.log"
+        chosen = port or free_port()
+        line = [*command(comfyui, base, packs, extra, api_nodes), "--listen", "127.0.0.1", "--port", str(chosen)]
+        log = base / f"comfyui-{chosen}.log"
         with open(log, "wb") as sink:
             process = subprocess.Popen(
                 line,
@@ -187,7 +188,7 @@ def start(
                 stderr=sink,
                 start_new_session=True,
             )
-        server = ComfyServer(f"http://127.0.0.1:{port}", base, log, process)
+        server = ComfyServer(f"http://127.0.0.1:{chosen}", base, log, process)
         try:
             _wait(server, patience)
         except ServerFailed:

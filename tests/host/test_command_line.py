@@ -90,6 +90,8 @@ def test_tables_writes_every_modulation_of_the_grid(command, example_model, tmp_
         (["plan", "--chunks", "0"], "chunks"),
         (["plan", "--what"], "--what"),
         (["render", "clip.mp4"], "--picture"),
+        (["queue", "nothing.json", "--clips", ".", "--looks", "x"], "nothing.json cannot be read"),
+        (["queue", "nothing.json", "--clips", "."], "--looks"),
         (["nonsense"], "nonsense"),
         ([], "VERB"),
     ],
@@ -108,7 +110,7 @@ def test_the_traceback_is_there_when_asked_for(command):
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["demo", "test", "render", "plan", "inspect", "tables"])
+@pytest.mark.parametrize("verb", ["demo", "test", "render", "plan", "inspect", "tables", "queue"])
 def test_every_verb_explains_itself(command, verb):
     done = command(verb, "--help")
     assert done.returncode == 0

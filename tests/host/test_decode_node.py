@@ -130,7 +130,7 @@ def test_cancel_keeps_the_frames_done_and_nothing_else(bench, comfy, stored):
 
     result = bench.run(prompt, on_event=cancel)
     assert result.end.kind == "execution_interrupted"
-    assert files("temp") == before
+    assert files("temp") <= before
     (partial,) = files("output/streamrender_h3") - kept
     assert 0 < frames_of(partial)[0] < 50
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -465,7 +468,52 @@ def test_a_full_disk_keeps_what_is_done(host, inputs, monkeypatch):
 
     monkeypatch.setattr(VideoFile, "add", full)
     stopped(host, inputs, VideoFileError, "No space left on device")
-    assert len(host.partials) == 1
+    assert [playable_frames(path) for path in host.partials] == [39]
+    monkeypatch.undo()
+    assert resumed(host, inputs) == [2]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 90 MB, where this process may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=90m", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """A file that takes all room left."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\1" * 2**16):
+            pass
+    return filler
+
+
+def test_a_disk_that_really_runs_full_costs_one_chunk_and_a_try_before_it_is_freed_costs_nothing(
+    host, inputs, monkeypatch, small_disk
+):
+    import folder_paths
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_paths, "get_user_directory", lambda: str(small_disk / "user"))
+        with patch.context() as later:
+            at_forward(later, 7, lambda: fill(small_disk))  # first step of the third chunk
+            stopped(host, inputs, VideoFileError, "has 0 MB free and the next chunk of .* Free disk space")
+        assert [playable_frames(path) for path in host.partials] == [39]
+        stopped(host, inputs, VideoFileError, r"has 0 MB free and a render of 46 frames needs about")
+        (small_disk / "filler").unlink()
+        metrics = json.loads(host.run("StreamSampler", **inputs)[2])
+        assert metrics["resumed_at_chunks"] == [2] and metrics["complete"]
+    assert (
+        metrics["latents_sha256"] == json.loads(host.run("StreamSampler", **inputs, resume=False)[2])["latents_sha256"]
+    )
 
 
 def test_a_disk_too_full_for_latents_is_told_with_the_folder(host, inputs, monkeypatch):
@@ -511,6 +559,8 @@ def test_an_output_folder_that_cannot_be_written_does_not_hide_the_error(host, i
         host.run("StreamSampler", **inputs)
     (left,) = host.journals.rglob("*.mp4")
     assert playable_frames(left) == 30 and str(left) in caplog.text and not host.temporary
+    monkeypatch.undo()
+    assert resumed(host, inputs) == [1]
 
 
 def test_a_user_folder_that_cannot_be_written_costs_only_the_journal(host, inputs, monkeypatch, caplog):
@@ -582,6 +632,20 @@ def test_a_video_encoder_that_is_missing_is_named_before_any_forward(host, input
     assert playable_frames(Path(video.get_stream_source())) == FRAMES
 
 
+def test_a_video_encoder_that_goes_missing_on_the_way_costs_nothing_of_what_is_done(host, inputs, monkeypatch):
+    import av
+
+    h265 = {**inputs, "video_format": "H.265 (MP4)"}
+    with monkeypatch.context() as patch:
+        at_forward(patch, 7, lambda: (_ for _ in ()).throw(RenderError("stop")))
+        stopped(host, h265, RenderError, "stop")
+    with monkeypatch.context() as patch:
+        patch.setattr(av.codec, "Codec", lambda name, mode: (_ for _ in ()).throw(ValueError(name)))
+        stopped(host, h265, VideoFileError, "has no encoder libx265")
+    assert [playable_frames(path) for path in host.partials] == [39]
+    assert resumed(host, h265) == [2]
+
+
 def test_an_unknown_video_format_is_named(host, inputs, forwards):
     refused(host, "StreamSampler", "'GIF'", "choose one of", kind=VideoFileError, **{**inputs, "video_format": "GIF"})
     assert not forwards and not host.temporary
@@ -594,6 +658,79 @@ def test_other_formats_are_written_beside_the_video(host, inputs, name):
     assert made.stem == "render_00001"
     assert (len(list(made.iterdir())) if made.is_dir() else playable_frames(made)) == FRAMES
     shutil.rmtree(made) if made.is_dir() else made.unlink()
+
+
+def test_a_saved_video_of_the_very_same_render_is_taken_and_any_other_is_not(host, inputs, forwards):
+    from comfy_execution.graph import ExecutionBlocker
+
+    named = {**inputs, "name": "night/bend_noon", "save": True, "video_format": "FFV1 lossless (MKV)"}
+    first = Path(host.run("StreamSampler", **named)[0].get_stream_source())
+    folder = host.base / "output" / "streamrender_h3" / "night"
+    assert first == folder / "bend_noon_00001.mp4" and playable_frames(first) == FRAMES
+    spent = len(forwards)
+    video, latent, metrics, _ = host.run("StreamSampler", **named)
+    assert len(forwards) == spent and Path(video.get_stream_source()) == first
+    assert isinstance(latent, ExecutionBlocker) and json.loads(metrics)["complete"]
+    (folder / "bend_noon_00001.mkv").unlink()  # not all of its formats are there any more
+    host.run("StreamSampler", **named)
+    host.run("StreamSampler", **{**named, "seed": 2})
+    assert len(forwards) == 3 * spent
+    numbers = {1: [".mp4"], 2: [".mkv", ".mp4"], 3: [".mkv", ".mp4"]}
+    left = [f"bend_noon_{number:05}{suffix}" for number, suffixes in numbers.items() for suffix in suffixes]
+    assert sorted(path.name for path in folder.iterdir()) == left
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "a/", "a:b"])
+def test_a_name_that_leaves_the_output_folder_is_refused_before_any_forward(host, inputs, forwards, name):
+    refused(host, "StreamSampler", repr(name), "a file name is needed", **{**inputs, "name": name})
+    assert not forwards and not host.temporary
+
+
+def test_temporary_files_go_when_the_host_lets_go_of_the_outputs(host, inputs):
+    import gc
+
+    outputs = host.run("StreamSampler", **inputs)
+    assert sorted(path.suffix for path in host.temporary) == [".f32", ".f32", ".mp4"]
+    del outputs
+    gc.collect()
+    assert host.temporary == []
+
+
+LOOKS = {"looks": [{"name": "noon", "prompt": "high sun"}]}
+
+
+@pytest.mark.parametrize(
+    ("looks", "changes", "words"),
+    [
+        (LOOKS, {"folder": "none"}, ("folder", "none does not exist")),
+        (LOOKS, {"pattern": "*.mov"}, ("no clip that fits '*.mov'",)),
+        (LOOKS, {"seeds": " "}, ("seeds is ' '", "at least one number")),
+        (LOOKS, {"seeds": "one"}, ("the seed 'one'",)),
+        (LOOKS, {}, ("look 'noon' has no picture", "connect 'picture'")),
+        ({"looks": [{"name": "noon"}]}, {}, ("look 'noon' has no prompt", "connect 'prompt'")),
+        ({"looks": [{"name": "noon", "picture": "none.png"}]}, {}, ("none.png, which is not there",)),
+    ],
+)
+def test_a_list_that_cannot_be_made_is_refused_as_a_whole(host, looks, changes, words):
+    folder = host.base / "input" / "clips"
+    folder.mkdir(exist_ok=True)
+    (folder / "bend.mp4").write_bytes(b"x")
+    (folder / "looks.json").write_text(json.dumps(looks))
+    values = {"folder": "clips", "pattern": "*", "looks": "clips/looks.json", "seeds": "1", **changes}
+    refused(host, "ClipList", *words, **values)
+
+
+def test_a_list_has_an_entry_per_clip_look_and_seed_and_takes_what_looks_leave_out_from_its_inputs(host):
+    folder = host.base / "input" / "clips"
+    folder.mkdir(exist_ok=True)
+    (folder / "bend.mp4").write_bytes(b"x")
+    (folder / "looks.json").write_text(json.dumps({"looks": [{"name": "noon"}, {"name": "dusk", "prompt": "low sun"}]}))
+    values = {"folder": "clips", "pattern": "*", "looks": "clips/looks.json", "seeds": "1-2"}
+    paths, pictures, prompts, seeds, names = host.run("ClipList", **values, picture=PICTURE, prompt="as given")
+    assert paths == [str(folder / "bend.mp4")] * 4 and seeds == [1, 2, 1, 2]
+    assert prompts == ["as given"] * 2 + ["low sun"] * 2 and all(picture is PICTURE for picture in pictures)
+    assert names == ["bend_noon_1", "bend_noon_2", "bend_dusk_1", "bend_dusk_2"]
 
 
 def test_without_resume_nothing_is_kept_but_the_frames(host, inputs, monkeypatch):

@@ -20,6 +20,7 @@ NODES = {
     "SRH3_LookChange",
     "SRH3_WriteTablesCheckpoint",
     "SRH3_LoRA",
+    "SRH3_ClipList",
 }
 
 
@@ -55,6 +56,10 @@ def test_nodes_describe_themselves_and_name_their_outputs(object_info):
         assert len(info["description"]) > 20, key
         named = zip(info["output_name"], info["output"], strict=True)
         assert all(name and name != kind for name, kind in named), key
+
+
+def test_the_seed_can_change_by_itself_after_every_render(object_info):
+    assert object_info["SRH3_StreamSampler"]["input"]["required"]["seed"][1]["control_after_generate"] is True
 
 
 def test_the_example_models_are_offered_by_the_loaders(object_info):

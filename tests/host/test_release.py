@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import comfy_server
 import environment
 import pytest
 from bench import frames_of, write_clip
+from streamrender_h3.workflows.run import to_api
 
 TOP = {
     "LICENSE",
@@ -131,4 +133,24 @@ def test_a_render_runs_from_the_archive_through_comfy_cli(comfy_cli, archive, co
     (video,) = (server.base / "output").rglob("*.mp4")
     assert frames_of(video)[0] == 34
     assert comfy_server.import_trouble(server.log_text()) == []
+    for name in ("two_looks", "decode_latent", "clip_list"):
+        takes(comfy_cli, server, tmp_path / "pack" / "workflows" / f"{name}.json", tmp_path)
     server.stop()
+
+
+def takes(comfy_cli, server, workflow, folder):
+    """`comfy run` queues the graph, by its own conversion with the values that ours has; it is not rendered."""
+    port = server.url.rsplit(":", 1)[1]
+    done = comfy_cli("run", "--workflow", str(workflow), "--host", "127.0.0.1", "--port", port, cwd=folder)
+    assert done.returncode == 0, done.stdout
+    (entry,) = server.get("/queue")["queue_running"]
+    server.post("/interrupt")
+    ours = to_api(json.loads(workflow.read_text(encoding="utf-8")), server.get("/object_info"))
+    for key, node in ours.items():
+        made = entry[2][key]
+        assert made["class_type"] == node["class_type"]
+        assert {name: made["inputs"].get(name) for name in node["inputs"]} == node["inputs"], workflow.name
+    deadline = time.monotonic() + 100
+    while server.get("/queue")["queue_running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

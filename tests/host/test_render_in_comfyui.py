@@ -127,7 +127,7 @@ def test_cancel_stops_within_a_step_and_leaves_a_playable_file(bench, comfy):
     assert max(value for value, _ in sampler_progress(result, prompt)) <= total // 2 + 2
     partial = sorted((comfy.base / "output" / "streamrender_h3").glob("partial_*.mp4"))[-1]
     assert 0 < frames_of(partial)[0] < Bench.FRAMES
-    assert temporary_files(comfy) == before
+    assert temporary_files(comfy) <= before  # those of the render before go now
 
 
 def test_after_a_cancel_the_same_prompt_gives_the_undisturbed_result(bench, comfy, headless):

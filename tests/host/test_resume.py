@@ -1,6 +1,6 @@
 """kill -9 at random moments of a long render in a real ComfyUI: the same prompt again ends like an undisturbed one.
 
-3 kills by default, 20 with SRH3_LONG=1.
+2 kills by default, 20 with SRH3_LONG=1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamrender_h3.nodes.schedule import RELEASE
 from streamrender_h3.workflows import run as graphs
 from streamrender_h3.workflows.nano.weights import WeightFiles, write_weights
 
-KILLS = 20 if os.environ.get("SRH3_LONG") == "1" else 3
+KILLS = 20 if os.environ.get("SRH3_LONG") == "1" else 2
 CHUNKS = 40
 FRAMES = RELEASE.frames_through(CHUNKS - 1)
 STEPS = 2

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from streamrender_h3.nodes.sampler import figures
+from streamrender_h3.nodes.sampler import figures, render
+from streamrender_h3.nodes.sampler.report import RenderReport
 from streamrender_h3.nodes.sampler.watch import TREND_CHUNKS, Watch
 from streamrender_h3.nodes.schedule import RELEASE
+
+sys.path.insert(0, str(Path(__file__).parent))
+from small_render import BASE, look_of, moving_clip
 
 SIZE = (96, 160)
 FRAMES = 124
@@ -121,6 +127,38 @@ def test_a_chunk_without_frames_has_no_figures(footage):
     watch = Watch()
     watch.add(footage[:30])
     assert watch.add(footage[:0]).suspect == () and watch.frames == 30
+
+
+def darkened(frames):
+    dark = frames.clone()
+    dark[::17] *= 0.95
+    return dark
+
+
+def louder(frames):
+    return torch.cat([((chunk - 0.5) * 1.05**k + 0.5).clamp(0, 1) for k, chunk in enumerate(chunks_of(frames))])
+
+
+def flashed(frames):
+    white = frames.clone()
+    white[50] = 1.0
+    return white
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(darkened, "first frame of a block of 17"), (louder, "contrast grows by 5 %"), (flashed, "flash of"), (None, "")],
+)
+def test_the_run_report_lists_what_was_damaged_and_nothing_of_ordinary_footage(tiny_parts, footage, damage, words):
+    """NaN latents stop a render instead, and the report says where: tests/sampler/test_record.py."""
+    template = next(render(moving_clip(30), look_of(0, tiny_parts[0].config.text_dim), *tiny_parts, BASE))
+    report = RenderReport(BASE, FRAMES)
+    for index, chunk in enumerate(chunks_of(damage(footage) if damage else footage)):
+        report.add(replace(template, index=index, frames=chunk))
+    suspects = report.as_dict("x")["suspects"]
+    assert bool(suspects) == bool(damage)
+    assert any(words in reason for suspect in suspects for reason in suspect["reasons"]) or not damage
+    assert all(suspect["frames"][0] < suspect["frames"][1] <= FRAMES for suspect in suspects)
 
 
 # ----------------------------------------------------------------------------------------------------- the pure functions

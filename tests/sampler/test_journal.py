@@ -104,6 +104,15 @@ def test_in_the_store_another_render_starts_afresh_and_says_why(store, temporary
     assert open_in(store, PARTS, temporary).entry is not None  # the first one is still there
 
 
+def test_a_finished_render_whose_folder_still_lies_there_is_no_near_miss(store, temporary, caplog):
+    journal = open_in(store, PARTS, temporary)
+    journal.commit(TENSORS, {"chunk": 3})
+    journal.finish()
+    with caplog.at_level("INFO", "streamrender_h3"):
+        open_in(store, {**PARTS, "seed": "9"}, temporary).close(finished=True)
+    assert caplog.text == "" and open_in(store, PARTS, temporary).entry is not None  # it could still be taken up
+
+
 def test_differences_are_named_in_order():
     assert differences(PARTS, {**PARTS, "seed": "2", "extra": "x"}) == ["seed", "extra"]
     assert differences({**PARTS, "old": "x"}, PARTS) == ["old"] and differences(PARTS, dict(PARTS)) == []
