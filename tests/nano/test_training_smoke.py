@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from streamrender_h3.nodes.codec import TAE, TAEWidths, load_decoder, load_encoder
+from streamrender_h3.nodes.codec import TAE, TAEWidths, decode_clip, load_decoder, load_encoder
 from streamrender_h3.nodes.codec.vit import ViTConfig
 from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.look import Look
@@ -22,7 +22,8 @@ from streamrender_h3.nodes.sampler.network import Conditions, Network
 from streamrender_h3.nodes.sampler.pack import WindowLatents
 from streamrender_h3.nodes.schedule import RELEASE
 from streamrender_h3.workflows.nano.train import train, vit_path
-from streamrender_h3.workflows.nano.train_data import FIRST_SEED, jobs, load_clips
+from streamrender_h3.workflows.nano.train_codec import clip_loss, lean, picture_loss
+from streamrender_h3.workflows.nano.train_data import FIRST_SEED, devices, jobs, load_clips
 from streamrender_h3.workflows.nano.train_dit import Shares
 from streamrender_h3.workflows.nano.train_recipe import Recipe, Stage
 from streamrender_h3.workflows.nano.train_windows import (
@@ -60,21 +61,21 @@ def stripes(track, look, frames, size, device="cpu", **_options):
     return ids, (ids[:, None] * torch.tensor([9, 5, 17]).view(1, 3, 1, 1)).to(torch.uint8)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
-    """The folder of a training that was called twice, and both reports."""
-    folder = tmp_path_factory.mktemp("training")
+def train_mini(work: Path, out: Path, seconds: float, **options) -> dict:
     shares = Shares(rollouts_from=0.0, own_path_from=0.0, pictures_from=0.0, guidance=0.3)
+    call: dict = {"workers": 0, "shares": shares, "most_clips": 4} | options
     with pytest.MonkeyPatch.context() as patch:
         module = "streamrender_h3.workflows.nano.train_data"
         patch.setattr(f"{module}.render", stripes)
         patch.setattr(f"{module}.prompt_for", lambda *_: "A red car drives on a grey road. " * 24)
-        call: dict = {"workers": 0, "shares": shares, "most_clips": 4, "max_steps": 3}
-        reports = [
-            train(folder, folder / "out", MINI, torch.device("cpu"), seconds=seconds, budgets=BUDGETS, **call)
-            for seconds in (0.0, 600.0)
-        ]
-    return folder, reports
+        return train(work, out, MINI, torch.device("cpu"), seconds=seconds, budgets=BUDGETS, **call)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """The folder of a training that was called twice, and both reports."""
+    folder = tmp_path_factory.mktemp("training")
+    return folder, [train_mini(folder, folder / "out", seconds, max_steps=3) for seconds in (0.0, 600.0)]
 
 
 def test_a_call_without_time_stops_cleanly_and_the_next_one_goes_on(trained: tuple[Path, list[dict]]) -> None:
@@ -90,10 +91,49 @@ def test_a_stage_can_begin_from_finished_weights(trained: tuple[Path, list[dict]
     codec = WeightFiles.below(trained[0] / "out").codec
     options = {"folder": tmp_path, "seconds": 1.0, "deadline": 0.0, "lr": 1.0}
     fresh, begun = TAE(MINI.tae), TAE(MINI.tae)
-    assert Stage("tae", network=fresh, **options).lr == 2 * Stage("tae", network=begun, begin=[codec], **options).lr
+    assert Stage("tae", network=fresh, **options).lr > Stage("tae", network=begun, begin=[codec], **options).lr
     for name, tensor in load_file(codec).items():
         assert torch.equal(begun.state_dict()[name], tensor.float()), name
         assert "bias" in name or not torch.equal(fresh.state_dict()[name], tensor.float()), name
+
+
+def test_a_training_goes_on_from_finished_weights_with_clips_they_have_not_seen(
+    trained: tuple[Path, list[dict]], tmp_path: Path
+) -> None:
+    folder, (_, before) = trained
+    report = train_mini(
+        tmp_path / "work", tmp_path / "out", 600.0, max_steps=1, most_clips=3, shares=None, begin=folder / "out"
+    )
+    assert report["began_from"] == before and all(stage["done"] for stage in report["stages"].values())
+    assert min(report["data"]["training_seeds"]) == max(before["data"]["training_seeds"]) + 1
+    for name in ("diffusion_models", "vae_approx"):
+        for path in sorted((folder / "out" / name).glob("*.safetensors")):
+            old, new = load_file(path), load_file(tmp_path / "out" / name / path.name)
+            for key, tensor in old.items():
+                torch.testing.assert_close(
+                    new[key].float(), tensor.float(), atol=0.02, rtol=0.1, msg=f"{path.name} {key}"
+                )
+
+
+def test_a_decoder_may_step_in_time_before_it_upsamples() -> None:
+    decoder = TAE(MINI.tae).decoder
+    latents = torch.randn(2, 5, 24, 2, 3)
+    assert [type(layer) for layer in decoder] != [type(layer) for layer in lean(decoder)]
+    torch.testing.assert_close(decode_clip(lean(decoder), latents), decode_clip(decoder, latents))
+
+
+def test_motion_costs_what_single_frames_do_not_show() -> None:
+    true = torch.zeros(1, 4, 3, 16, 16)
+    steady, jumping = torch.full_like(true, 0.1), torch.full_like(true, 0.1)
+    jumping[:, 1::2] = -0.1
+    assert picture_loss(jumping[0], true[0]) == picture_loss(steady[0], true[0])
+    assert clip_loss(steady, true) == picture_loss(steady[0], true[0]) < clip_loss(jumping, true)
+
+
+def test_drawing_processes_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices(torch.device("cuda"), 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert devices(torch.device("cpu"), 2) == ["cpu", "cpu"]
 
 
 def test_held_out_seeds_are_never_trained_on(trained: tuple[Path, list[dict]]) -> None:

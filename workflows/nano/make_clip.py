@@ -1,4 +1,4 @@
-"""Write the bundled example clip: the class map (lossy H.264 and lossless), two frames of it in two looks, and the prompt.
+"""Write the bundled example clip: the class map (lossy H.264 and lossless), frames of it in two looks, and their prompts.
 
 python -m streamrender_h3.workflows.nano.make_clip --seed 1001 --look "golden hour"
 """
@@ -20,6 +20,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 SIZE = (768, 1344)
 FRAMES = 124
 CHANGED, CHANGE_FRAME = "picture_blue_hour.jpg", 64  # of the graph whose look changes on the way; a chunk begins there
+SECOND = "picture_blue_hour_start.jpg"  # of the list of looks, frame 0 as the first
 LOSSY = {
     "crf": "20",
     "preset": "veryslow",
@@ -53,7 +54,7 @@ def write_video(path: Path, frames: Iterable[np.ndarray], codec: str, pixels: st
 
 
 def make_clip(seed: int, look: WorldLook, folder: Path) -> dict[str, int]:
-    """Draw and write all five files; returns their sizes in bytes."""
+    """Draw and write all files; returns their sizes in bytes."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,12 +64,14 @@ def make_clip(seed: int, look: WorldLook, folder: Path) -> dict[str, int]:
     write_video(folder / "semantic_clip.mp4", maps, "libx264", "yuv420p", LOSSY)
     write_video(folder / "semantic_clip_lossless.mp4", maps, "libx264rgb", "rgb24", LOSSLESS)
     evening = WorldLook.named("blue hour", seed)
-    for name, light, frame in (("picture.jpg", look, 0), (CHANGED, evening, CHANGE_FRAME)):
+    for name, light, frame in (("picture.jpg", look, 0), (CHANGED, evening, CHANGE_FRAME), (SECOND, evening, 0)):
         _, picture = render(track, light, [frame], SIZE, dtype=torch.uint8)
         assert picture is not None  # a look was given
         Image.fromarray(picture[0].permute(1, 2, 0).numpy()).save(folder / name, quality=92, subsampling=0)
-    (folder / "prompt.txt").write_text(prompt_for(track, look, range(0, FRAMES, 12)), encoding="utf-8")
-    names = ("semantic_clip.mp4", "semantic_clip_lossless.mp4", "picture.jpg", CHANGED, "prompt.txt")
+    prompts = {"prompt.txt": look, "prompt_blue_hour.txt": evening}
+    for name, light in prompts.items():
+        (folder / name).write_text(prompt_for(track, light, range(0, FRAMES, 12)), encoding="utf-8")
+    names = ("semantic_clip.mp4", "semantic_clip_lossless.mp4", "picture.jpg", CHANGED, SECOND, *prompts)
     return {name: (folder / name).stat().st_size for name in names}
 
 

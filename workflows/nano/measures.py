@@ -67,12 +67,22 @@ def histogram_distance(frames: Tensor, truth: Tensor) -> float:
     return (means + (cumulative(frames) - cumulative(truth)).abs().mean()).item()
 
 
-def seam_ratio(frames: Tensor, starts: Sequence[int]) -> float:
-    """Mean frame difference across chunk borders over that inside chunks; `starts` are the chunks' first frames."""
+def seam_ratio(frames: Tensor, starts: Sequence[int], others: Sequence[int] | None = None) -> float:
+    """Mean frame difference across chunk borders over that inside chunks; `starts` are the chunks' first frames.
+
+    With `others`, the first frames of all latents, only the borders of latents inside chunks are what is compared with: a
+    causal codec shows its news there, whether a chunk begins or not.
+    """
     steps = frames.diff(dim=0).abs().mean((1, 2, 3))
-    border = torch.zeros(len(steps), dtype=torch.bool)
-    border[[start - 1 for start in starts if 0 < start <= len(steps)]] = True
-    return (steps[border].mean() / steps[~border].mean()).item() if border.any() else 1.0
+
+    def into(firsts: Sequence[int]) -> Tensor:
+        mask = torch.zeros(len(steps), dtype=torch.bool)
+        mask[[first - 1 for first in firsts if 0 < first <= len(steps)]] = True
+        return mask
+
+    border = into(starts)
+    inside = ~border if others is None else into(others) & ~border
+    return (steps[border].mean() / steps[inside].mean()).item() if border.any() and inside.any() else 1.0
 
 
 def block_start_step(frames: Tensor) -> float:

@@ -27,12 +27,13 @@ from ...nodes.model import FLOAT32_TENSORS, H3
 from .qwen import write_qwen
 from .train_codec import encode, train_tae, train_vit
 from .train_data import FIRST_SEED, Clips, load_clips, make_data
-from .train_dit import Shares, train_dit
+from .train_dit import FURTHER, Shares, train_dit
 from .train_recipe import Recipe, Stage
 from .train_stream import Latents
 from .weights import WeightFiles
 
 ABOUT = "example model, procedural world"
+REPORT = "training_report.json"
 QWEN_SEED = 1
 STAGES = {"data": 90.0, "tae": 200.0, "vit": 130.0, "dit": 600.0}
 EXPORT_SECONDS = 35.0  # kept free at the end of a call, for the last measurement and the files
@@ -67,11 +68,16 @@ def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, second
     """Run or continue all stages but those of `without` for at most `seconds`; returns the report, which is also written.
 
     `begin` is a folder of finished weights, such as the bundled ones, from which the stages start instead of from noise.
+    The clips those were trained on are left out, and their report becomes part of this one.
     """
     deadline = time.time() + seconds - min(EXPORT_SECONDS, seconds / 10)
     work.mkdir(parents=True, exist_ok=True)
     files = WeightFiles.below(out)
     report: dict[str, Any] = {"model": ABOUT, "budgets": budgets, "stages": {}}
+    skip = 0
+    if begin:
+        report["began_from"] = before = json.loads((begin / REPORT).read_text(encoding="utf-8"))
+        skip = max(before["data"]["training_seeds"]) + 1 - FIRST_SEED
     write_qwen(files.text_encoder, QWEN_SEED, hidden_text=recipe.text_dim)
     done = work / "data.json"
     if not done.exists():
@@ -83,6 +89,7 @@ def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, second
             seconds=budgets["data"],
             workers=workers,
             most=most_clips,
+            skip=skip,
         )
         done.write_text(json.dumps(made), encoding="utf-8")
     report["data"] = json.loads(done.read_text(encoding="utf-8"))
@@ -111,7 +118,7 @@ def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, second
             "restarts": stage.restarts, "record": stage.record,
         }  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
-        (out / "training_report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        (out / REPORT).write_text(json.dumps(report, indent=1), encoding="utf-8")
         return stage.done
 
     tae, stage = train_tae(clips, recipe, options("tae"))
@@ -129,7 +136,9 @@ def train(work: Path, out: Path, recipe: Recipe, device: torch.device, *, second
         _reset(device)
     if "dit" in without:
         return report
-    model, stage = train_dit(clips, Latents.gather(encoded), tae, recipe, shares or Shares(), options("dit"))
+    model, stage = train_dit(
+        clips, Latents.gather(encoded), tae, recipe, shares or (FURTHER if begin else Shares()), options("dit")
+    )
     export_dit(model, files.model, recipe)
     note(stage, model)
     return report
@@ -163,10 +172,7 @@ def main() -> None:
         parser.add_argument(
             f"--{name}", type=float, default=default, help=f"seconds of the {name} stage, all calls together"
         )
-    parser.add_argument("--workers", type=int, default=4, help="drawing processes of the data stage")
-    parser.add_argument(
-        "--guidance", type=float, default=Shares.guidance, help="share of transformer steps that fit guided predictions"
-    )
+    parser.add_argument("--workers", type=int, default=4, help="drawing processes of the data stage, dealt to all GPUs")
     parser.add_argument(
         "--without",
         nargs="*",
@@ -187,7 +193,7 @@ def main() -> None:
     train(
         arguments.work, arguments.out, Recipe(), device, seconds=arguments.seconds,
         budgets={name: getattr(arguments, name) for name in STAGES}, workers=arguments.workers,
-        shares=Shares(guidance=arguments.guidance), without=arguments.without, begin=arguments.begin,
+        without=arguments.without, begin=arguments.begin,
     )  # fmt: skip
     if device.type == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -39,14 +40,17 @@ class Job:
     held: bool
 
 
-def jobs(recipe: Recipe) -> Iterator[Job]:
-    """Held-out clips first, then training clips without end: every look in turn, most of them short."""
+def jobs(recipe: Recipe, skip: int = 0) -> Iterator[Job]:
+    """Held-out clips first, then training clips without end: every look in turn, most of them short.
+
+    `skip` leaves out the first training clips, those that weights to start from have already seen.
+    """
     names = list(LOOKS)
     for number in range(recipe.held_looks):
         chunks = recipe.long if number < recipe.held_long else recipe.short
         # the long ones are not the first looks of the list, but a bright and a wet one
         yield Job(number, number, names[(number * 5) % len(names)], 0, chunks, True)
-    number = 0
+    number = skip
     while True:
         dice = random.Random(f"clip {number}")
         place = number % recipe.long_share
@@ -84,12 +88,12 @@ def draw(
 
 
 def draw_clips(
-    folder: Path, recipe: Recipe, qwen: Path, device: torch.device, deadline: float, most: int | None
+    folder: Path, recipe: Recipe, qwen: Path, device: torch.device, deadline: float, most: int | None, skip: int
 ) -> None:
-    """Draw clips nobody has claimed until the deadline; several processes may do so in one folder."""
+    """Draw clips nobody has claimed until the deadline, `most` at most; several processes may do so in one folder."""
     encoder = load_encoder(qwen, device=device)
-    for job in jobs(recipe):
-        if time.time() > deadline or (most is not None and job.number >= most):
+    for job in islice(jobs(recipe, skip), most):
+        if time.time() > deadline:
             return
         path = folder / f"clip_{job.number:05}.safetensors"
         try:
@@ -107,14 +111,25 @@ def draw_clips(
         path.with_suffix(".part").replace(path)
 
 
-def _draw_process(folder: Path, recipe: Recipe, qwen: Path, device: str, deadline: float, most: int | None) -> None:
+def _draw_process(
+    folder: Path, recipe: Recipe, qwen: Path, device: str, deadline: float, most: int | None, skip: int
+) -> None:
     torch.set_num_threads(2)
-    draw_clips(folder, recipe, qwen, torch.device(device), deadline, most)
+    draw_clips(folder, recipe, qwen, torch.device(device), deadline, most, skip)
+
+
+def devices(device: torch.device, workers: int) -> list[str]:
+    """A device for each of some processes: the visible GPUs in turn, or the one device that is not a GPU."""
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    return [f"cuda:{number % count}" if count else str(device) for number in range(workers)]
 
 
 def make_data(folder: Path, recipe: Recipe, qwen: Path, device: torch.device, *, seconds: float, workers: int,
-              most: int | None = None) -> dict[str, float]:  # fmt: skip
-    """Fill `folder` for `seconds`; what is there already stays. Returns clips, frames and frames a second."""
+              most: int | None = None, skip: int = 0) -> dict[str, float]:  # fmt: skip
+    """Fill `folder` for `seconds`; what is there already stays. Returns clips, frames and frames a second.
+
+    The processes take the visible GPUs in turn. `most` and `skip`: see `draw_clips` and `jobs`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     before = len(list(folder.glob("clip_*.safetensors")))
     for claim in folder.glob("*.claim"):
@@ -123,12 +138,12 @@ def make_data(folder: Path, recipe: Recipe, qwen: Path, device: torch.device, *,
     start = time.time()
     deadline = start + seconds
     if workers == 0:
-        draw_clips(folder, recipe, qwen, device, deadline, most)
+        draw_clips(folder, recipe, qwen, device, deadline, most, skip)
     else:
         spawn = multiprocessing.get_context("spawn")
         running = [
-            spawn.Process(target=_draw_process, args=(folder, recipe, qwen, str(device), deadline, most), daemon=True)
-            for _ in range(workers)
+            spawn.Process(target=_draw_process, args=(folder, recipe, qwen, at, deadline, most, skip), daemon=True)
+            for at in devices(device, workers)
         ]
         for process in running:
             process.start()

@@ -22,7 +22,7 @@ from ...nodes.model import H3, patchify, unpatchify
 from ...nodes.sampler.grids import TimeGrid
 from ...nodes.sampler.guidance import fitting_weights
 from ...nodes.schedule import RELEASE
-from .train_codec import compiled, decode, picture_loss
+from .train_codec import compiled, decode, lean, picture_loss
 from .train_data import Clips
 from .train_recipe import Recipe, Stage, autocast, psnr
 from .train_stream import BOOTSTRAP, TWO_STEPS, Latents, Streams, new_count, recent_start, take
@@ -60,6 +60,14 @@ class Shares:
     guidance_from: float = 0.15
     guidance_until: float = 0.45
     motion_weight: float = 0.5
+    border_weight: float = 0.5  # once more, for the first motion of a chunk
+    many_steps: float = 0.3  # steps at the levels of the 16-step grid instead of those of inference
+
+
+# For weights that already went through all of the above.
+FURTHER = Shares(
+    rollouts_from=0.02, rollout_time=0.15, own_path_from=0.02, pictures_from=0.02, guidance=0.0, many_steps=0.1
+)
 
 
 def start_weights(model: H3) -> None:
@@ -94,13 +102,14 @@ class Trainer:
         self.dice = random.Random(stage.steps)
         self.training = clips.training()
         self.weights = [clips.chunks[i] ** 0.5 for i in self.training]
-        self.picture_loss = compiled(picture_loss, clips.device, dynamic=False)
+        self.picture_loss, self.decoder = compiled(picture_loss, clips.device, dynamic=False), lean(tae.decoder)
 
     def step(self) -> Tensor:
         """The loss of one batch: chunk 0 of some clips, or several continuations of each."""
         fraction, shares, dice = self.stage.fraction, self.shares, self.dice
         chosen = dice.choices(self.training, self.weights, k=self.recipe.clips)
-        grid, step = (TWO_STEPS, dice.randrange(2)) if dice.random() < 0.7 else (MANY_STEPS, dice.randrange(16))
+        grid = MANY_STEPS if dice.random() < shares.many_steps else TWO_STEPS
+        step = dice.randrange(grid.steps)
         branches: tuple[tuple[str, float], ...] = (("text+map", 1.0),)
         if dice.random() < shares.dropped:
             branches = ((dice.choice(("null", "text")), 1.0),)
@@ -225,12 +234,13 @@ class Trainer:
         frames = []
         for latents in (drawn, true):
             with autocast(true.device), torch.set_grad_enabled(latents is drawn):
-                folded, _ = run(self.tae.decoder, latents.permute(2, 0, 1, 3, 4).flatten(0, 1), {}, len(latents))
+                folded, _ = run(self.decoder, latents.permute(2, 0, 1, 3, 4).flatten(0, 1), {}, len(latents))
             assert folded is not None  # a decoder never waits
             frames.append(unfold(folded).unflatten(0, (-1, len(latents)))[-4 * new - 1 :])
         mine, goal = frames
-        motion = (mine.float().diff(dim=0) - goal.float().diff(dim=0)).abs().mean()
-        return self.picture_loss(mine[1:].flatten(0, 1), goal[1:].flatten(0, 1)) + self.shares.motion_weight * motion
+        motion = (mine.float().diff(dim=0) - goal.float().diff(dim=0)).abs()
+        moved = self.shares.motion_weight * motion.mean() + self.shares.border_weight * motion[0].mean()
+        return self.picture_loss(mine[1:].flatten(0, 1), goal[1:].flatten(0, 1)) + moved
 
     def refresh(self, turn: int) -> None:
         """Roll some clips of one length with the averaged model; what comes out is history from now on."""
@@ -304,6 +314,7 @@ def train_dit(
                 measured += 1
                 stage.log(loss=float(loss.detach()), rollouts=turn, **trainer.measure(long=measured % 4 == 0))
                 shown = time.time()
+            stage.keep()
     stage.log(rollouts=turn, **trainer.measure(long=True))
     stage.save()
     return average, stage

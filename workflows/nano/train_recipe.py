@@ -20,6 +20,10 @@ from ...nodes.codec.vit import ViTConfig
 from ...nodes.model import H3Config
 from ...nodes.schedule import RELEASE, Geometry
 
+PREFIX = "dit."  # of the transformer's tensor names in a file
+BEGUN = 0.7  # of the learning rate for weights that begin finished: what they know must not be shaken too much
+KEEP_EVERY = 150.0  # seconds between two checkpoints on the way
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -53,7 +57,7 @@ class Recipe:
     rollouts: int = 48
     shards: int = 4
     text_step: int = 32  # captions are cut to a multiple of this many rows, so that layouts repeat
-    eval_every: float = 40.0
+    eval_every: float = 75.0
 
     @property
     def geometry(self) -> Geometry:
@@ -78,9 +82,9 @@ class Stage:
     def __init__(self, name: str, folder: Path, network: nn.Module, *, seconds: float, deadline: float, lr: float,
                  decay: float = 0.999, max_steps: int | None = None, begin: Sequence[Path] = ()) -> None:  # fmt: skip
         if begin:
-            weights = {name: tensor for path in begin for name, tensor in load_file(path).items()}
-            network.load_state_dict(weights)
-            lr = lr / 2  # what it knows already must not be shaken too much
+            weights = {key: tensor for path in begin for key, tensor in load_file(path).items()}
+            network.load_state_dict({key.removeprefix(PREFIX): tensor for key, tensor in weights.items()})
+            lr = BEGUN * lr
         self.name, self.path, self.network = name, folder / f"{name}.safetensors", network
         self.seconds, self.deadline, self.lr, self.decay, self.max_steps = seconds, deadline, lr, decay, max_steps
         self.average = copy.deepcopy(network).requires_grad_(False).eval()
@@ -89,9 +93,8 @@ class Stage:
         matrices = [p for p in self.parameters if p.ndim > 1]
         vectors = [p for p in self.parameters if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-        fused = self.device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=fused)
-        self.steps, self.spent, self.started = 0, 0.0, time.time()
+        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=self.device.type == "cuda")
+        self.steps, self.spent, self.started, self.kept = 0, 0.0, time.time(), time.time()
         self.facts: dict[str, Any] = {}
         self.record: list[dict[str, Any]] = []
         self.restarts = 0
@@ -154,7 +157,7 @@ class Stage:
 
     def heal(self, loss: Tensor) -> None:
         """After a loss that is not finite, go back to the averaged weights."""
-        if math.isfinite(float(loss)):
+        if math.isfinite(float(loss.detach())):
             return
         self.restarts += 1
         self.network.load_state_dict(self.average.state_dict())
@@ -166,7 +169,13 @@ class Stage:
         self.record.append(line)
         print(" ".join(f"{k}={round(v, 4) if isinstance(v, float) else v}" for k, v in line.items()), flush=True)
 
+    def keep(self) -> None:
+        """Save now and then, so that a call that is killed loses little."""
+        if time.time() - self.kept > KEEP_EVERY:
+            self.save()
+
     def save(self) -> None:
+        self.kept = time.time()
         self.spent, self.started = self.elapsed, time.time()
         tensors = {
             f"{name}.{key}": tensor.contiguous()
