@@ -79,7 +79,7 @@ def _kernels(device: torch.device) -> str:
     from ...kernels.launch import refusal
 
     reason = refusal(torch.empty(0, device=device))
-    return f"torch in their place: {reason}" if reason else f"fused: {', '.join(sorted(wanted_fusions())) or 'none'}"
+    return f"plain modules: {reason}" if reason else f"fused: {', '.join(sorted(wanted_fusions())) or 'none'}"
 
 
 def _dtype(device: torch.device) -> torch.dtype:

@@ -17,6 +17,8 @@ from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, H3Config
 from .modulation import AdaLNProjection
 from .rope import Rope, rotate
 
+# q [Sq, heads, d], k and v [Sk, heads, d] -> [Sq, heads, d]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Stretch = tuple[Tensor, Tensor]  # keys and values of neighbouring rows, each [rows, heads, head_dim]
 
 
@@ -49,6 +51,7 @@ class Attention(nn.Module):
         visible: Tensor | None = None,
         bank: Bank | None = None,
         layer: int = 0,
+        attend: Attend | None = None,
     ) -> Tensor:
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.heads, self.head_dim)).unbind(-3)
         q, k = self.q_norm(q), self.k_norm(k)
@@ -56,7 +59,8 @@ class Attention(nn.Module):
             q, k = rotate(q, rope), rotate(k, rope)
         if bank is not None:
             k, v = bank.extend(layer, k, v)
-        return self.out_proj(attention(q, k, v, visible).flatten(-2))
+        mixed = attention(q, k, v, visible) if attend is None else attend(q, k, v)
+        return self.out_proj(mixed.flatten(-2))
 
 
 class MLP(nn.Module):
@@ -129,18 +133,19 @@ class Block(RefinerBlock):
         bank: Bank | None = None,
         layer: int = 0,
         *,
+        attend: Attend | None = None,
         instead: Callable[[Block], Any] | None = None,
     ) -> Any:
         """x [..., S, hidden]; table [3M, 6, hidden]; row [S] or [..., S], the table row of every packed row.
 
-        `instead` is run in place of the plain layers, while hooks keep the block's weights on the device; its result is
-        returned.
+        `attend` computes the attention, without mask. `instead` is run in place of the plain layers, while hooks keep the
+        block's weights on the device; its result is returned.
         """
         if instead is not None:
             return instead(self)
         shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(1)
         h = self.norm1(x) * (1 + scale1[row]) + shift1[row]
-        x = x + gate1[row] * self.attn(h, rope, visible, bank, layer)
+        x = x + gate1[row] * self.attn(h, rope, visible, bank, layer, attend)
         h = self.norm2(x) * (1 + scale2[row]) + shift2[row]
         return x + gate2[row] * self.mlp(h)
 

@@ -32,12 +32,16 @@ ALL_KERNELS = frozenset(KERNELS.values())
 
 @dataclass(frozen=True)
 class Form:
-    """What a forward runs. `kernels` are the fused ones; the others are their torch references."""
+    """What a forward runs: the one of `fast` with these kernels fused and the references of the others, or the plain modules
+    with this attention, which are faster than references."""
 
     attention: DenseChoice
     kernels: frozenset[str] = frozenset()
+    fast: bool = True
 
     def __str__(self) -> str:
+        if not self.fast:
+            return f"plain modules, attention {self.attention.name}"
         fused = (
             "all kernels fused"
             if self.kernels == ALL_KERNELS
@@ -71,25 +75,31 @@ def kernels_of(form: Form) -> Kernels:
 
 
 def choose_form(model: H3, device: torch.device) -> Form | None:
-    """The fastest form that is known to be right on `device`; None for the plain modules.
+    """The fastest form that is known to be right on `device`; None on the CPU, for the plain modules as they are.
 
     Raises `AttentionError` or `FusionError` when the environment asks for what cannot run.
     """
     wanted = wanted_fusions()
-    if device.type != "cuda" or torch.version.hip is not None or reference_only():
+    if device.type == "cpu" or reference_only():
         return None
+    reason = _no_kernels(device)
+    if reason and asked_for():
+        raise FusionError(f"SRH3_FUSIONS asks for kernels, but {reason}; set it to none, or install Triton.")
+    attention = choose_dense(device, model.dtype, model.config.head_dim)
+    kernels = frozenset() if reason else frozenset(KERNELS[name] for name in wanted)
+    form = Form(attention, kernels, fast=bool(kernels))
+    dtype = str(model.dtype).removeprefix("torch.")
+    log.info("H3 transformer on %s in %s: %s%s", device, dtype, form, f" ({reason})" if reason else "")
+    return form
+
+
+def _no_kernels(device: torch.device) -> str:
+    """Why kernels cannot run on `device`; empty when they can."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"kernels are for CUDA, and this is {device.type if device.type != 'cuda' else 'ROCm'}"
     from ...kernels.launch import refusal
 
-    reason = refusal(torch.empty(0, device=device))
-    if reason:
-        if asked_for():
-            raise FusionError(f"SRH3_FUSIONS asks for kernels, but {reason}; set it to none, or install Triton.")
-        wanted = frozenset()
-    attention = choose_dense(device, model.dtype, model.config.head_dim)
-    form = Form(attention, frozenset(KERNELS[name] for name in wanted))
-    log.info("H3 transformer on %s in %s: %s%s", device, str(model.dtype).removeprefix("torch."), form,
-             f" ({reason})" if reason else "")  # fmt: skip
-    return form
+    return refusal(torch.empty(0, device=device))
 
 
 assert set(KERNELS) == set(FUSIONS)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Bank, Block, FinalLayer, TokenRefiner, in_float32
+from .blocks import Attend, Bank, Block, FinalLayer, TokenRefiner, in_float32
 from .config import ConfigError, H3Config
 from .modulation import Modulation, ProjectedModulation, TimeMLP, distinct_times
 from .rope import Rope, RotaryEmbedding
@@ -129,16 +129,23 @@ class H3(nn.Module):
         return ProjectedModulation(distinct, vector, projections, self.final_layer.adaln_proj)
 
     def forward(
-        self, rows: PackedRows, modulation: Modulation, *, bank: Bank | None = None, visible: Tensor | None = None
+        self,
+        rows: PackedRows,
+        modulation: Modulation,
+        *,
+        bank: Bank | None = None,
+        visible: Tensor | None = None,
+        attend: Attend | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Data-ward velocity x0 - noise, float32: [n_video, 96] and [n_audio, 32] for the rows that ask for it.
 
         `bank` adds keys and values of rows that are not in this pass; `visible` [S, keys] bool restricts which keys a
-        row sees (True: sees). Without either, all rows see each other.
+        row sees (True: sees). Without either, all rows see each other. `attend` computes the attention of the blocks in
+        place of torch's; it knows no mask.
         """
         x = self.embed(rows)
         for layer, block in enumerate(self.blocks):
-            x = block(x, modulation.block(layer), rows.modulation_row, rows.rope, visible, bank, layer)
+            x = block(x, modulation.block(layer), rows.modulation_row, rows.rope, visible, bank, layer, attend=attend)
 
         final = modulation.final()
         _, _, x_audio, x_video = x.split(rows.segments, dim=-2)

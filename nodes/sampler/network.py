@@ -45,7 +45,7 @@ class Network:
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
     bank: PrefixBank = field(default_factory=PrefixBank)
-    form: Form | None = None  # fused kernels and a chosen attention; None for the plain modules
+    form: Form | None = None  # fused kernels and a chosen attention; None for the plain modules as they are
     _layouts: dict[tuple[str, object], Layout] = field(default_factory=dict)
     _text: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _steps: dict[int, tuple[RowTimes, Modulation]] = field(default_factory=dict)
@@ -82,6 +82,8 @@ class Network:
     def _forward(self, rows: PackedRows, modulation: Modulation, bank: Place | None = None) -> tuple[Tensor, Tensor]:
         if self.form is None:
             return self.model(rows, modulation, bank=bank)
+        if not self.form.fast:
+            return self.model(rows, modulation, bank=bank, attend=self.form.attention.run)
         return run_fast(self.model, rows, modulation, self.form, bank=bank)
 
     def _prefill(self, branch: Branch, layout: Layout, text: Tensor, latents: WindowLatents, step: int) -> StepBank:

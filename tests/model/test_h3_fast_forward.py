@@ -10,6 +10,7 @@ import torch
 from streamrender_h3.kernels.dense_attention import choose_dense
 from streamrender_h3.kernels.fusions import FusionError
 from streamrender_h3.nodes.model import Form, choose_form, run_fast
+from streamrender_h3.nodes.model import form as form_room
 
 CPU = torch.device("cpu")
 
@@ -67,6 +68,35 @@ def test_the_cpu_and_the_reference_switch_take_the_plain_modules(tiny, monkeypat
     monkeypatch.setenv("SRH3_FUSIONS", "modulate, sandwiches")
     with pytest.raises(FusionError, match="names sandwiches; write all, none or some of modulate, qknorm_rope"):
         choose_form(tiny, CPU)
+
+
+def test_a_device_without_kernels_takes_the_plain_modules_and_the_attention_of_its_table(tiny, monkeypatch):
+    """Such as a foreign card, whose user chose an attention in the host; references would only be slower."""
+    asked = []
+
+    def table(device, dtype, head_dim):
+        asked.append((device.type, dtype, head_dim))
+        return choose_dense(CPU, torch.float32, head_dim, "sdpa")
+
+    monkeypatch.setattr(form_room, "choose_dense", table)
+    form = choose_form(tiny, torch.device("mps"))
+    assert asked == [("mps", torch.float32, 32)] and not form.fast
+    assert str(form) == "plain modules, attention sdpa"
+    monkeypatch.setenv("SRH3_FUSIONS", "swiglu")
+    with pytest.raises(FusionError, match="asks for kernels, but kernels are for CUDA, and this is mps"):
+        choose_form(tiny, torch.device("mps"))
+
+
+def test_the_plain_modules_use_the_attention_given_in_every_block(tiny, tools, packing):
+    rows, modulation, seen = packing.rows(tiny), tiny.modulation(tools.times), []
+
+    def attend(q, k, v):
+        seen.append((len(q), len(k)))
+        return choose_dense(CPU, torch.float32, 32, "sdpa").run(q, k, v)
+
+    found, expected = tiny(rows, modulation, attend=attend), tiny(rows, modulation)
+    assert all(off(one, other) < 1e-6 for one, other in zip(found, expected, strict=True))
+    assert seen == [(sum(rows.segments),) * 2] * 3  # and not in the text refiner
 
 
 def test_every_kernel_in_its_place_by_the_interpreter():

@@ -23,7 +23,14 @@ def attention():
 def roll(full_model, tables_for, conditions):
     def roll(form=SPLIT, attention=None, chunks=CHUNKS):
         grid, bank = TimeGrid.trailing(2), PrefixBank(form)
-        network = Network(full_model, tables_for(grid), conditions, grid, bank=bank, form=attention and Form(attention))
+        network = Network(
+            full_model,
+            tables_for(grid),
+            conditions,
+            grid,
+            bank=bank,
+            form=attention if isinstance(attention, Form) else attention and Form(attention),
+        )
         rollout = Rollout(RELEASE, grid, network, conditions.picture, audio_channels=32, seed=3, freeze_sink=True)
         generator = torch.Generator().manual_seed(9)
         height, width = conditions.geometry.reference
@@ -51,6 +58,18 @@ def test_every_form_gives_the_same_latents(roll, attention, form, fast):
         assert error == 0
     else:
         assert error < 2e-6
+
+
+def test_plain_modules_with_an_attention_of_the_table(roll, attention):
+    seen = []
+
+    def watched(q, k, v):
+        seen.append(len(k) - len(q))
+        return attention.run(q, k, v)
+
+    form = Form(DenseChoice("watched", watched, None), fast=False)
+    assert worst(roll(SPLIT, form, chunks=3), roll(chunks=3)) < 2e-6
+    assert len(seen) == 3 * (2 + 4 + 2) and max(seen) > 0
 
 
 def test_a_split_bank_needs_no_log_sum_exp(roll, attention):
