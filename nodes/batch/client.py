@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...workflows.run import WorkflowError, refusal
 from ..file_hash import file_hash
 from .errors import BatchError
 from .graph import JOB, Job
+from .prompt import WorkflowError, refusal
 
 SAVED_ROUTE = "/streamrender_h3/saved"
 UPLOADS = "streamrender_h3/queue"  # below the host's input folder

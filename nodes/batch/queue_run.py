@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...workflows.run import to_api
 from .client import Disconnected, Server, clip_hash
 from .errors import BatchError
 from .graph import Job, Sources, find_places, make_job
 from .items import Item
+from .prompt import to_api
 from .tracker import Track, Tracker
 
 LISTEN_SECONDS = 10.0  # at most this long nothing is asked, whatever the server says of itself

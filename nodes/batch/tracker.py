@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from ...workflows.run import WorkflowError
 from .client import Queue, Saved
 from .graph import Job
+from .prompt import WorkflowError
 
 MOST_DEATHS = 3  # times the server may die while it renders a job before that is given up
 MOST_EMPTY = 2  # times a prompt may succeed without leaving a video

@@ -12,10 +12,10 @@ import pytest
 from streamrender_h3.nodes.batch import ClipSpec, Item, LookSpec, queue_run
 from streamrender_h3.nodes.batch.client import Disconnected, Queue, Saved
 from streamrender_h3.nodes.batch.graph import Job
+from streamrender_h3.nodes.batch.prompt import WorkflowError
 from streamrender_h3.nodes.batch.queue_run import run_batch
 from streamrender_h3.nodes.batch.table import as_text, exit_code, rows
 from streamrender_h3.nodes.batch.tracker import MOST_DEATHS, State, Track, Tracker, stem_of
-from streamrender_h3.workflows.run import WorkflowError
 
 SUCCESS = {"status": {"completed": True, "status_str": "success", "messages": [["execution_start", {}]]}}
 ERROR = {"node_id": "4", "node_type": "SRH3_StreamSampler", "exception_message": "out\nof memory"}

@@ -19,7 +19,7 @@ import comfy_server
 import environment
 import pytest
 from bench import frames_of, write_clip
-from streamrender_h3.workflows.run import to_api
+from streamrender_h3.nodes.batch.prompt import to_api
 
 TOP = {
     "LICENSE",

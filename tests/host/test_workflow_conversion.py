@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from streamrender_h3.workflows.run import Event, ProgressBar, Result, WorkflowError, to_api
+from streamrender_h3.nodes.batch.prompt import WorkflowError, to_api
+from streamrender_h3.workflows.run import Event, ProgressBar, Result
 
 INFO = {
     "Load": {
