@@ -32,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The check of all types takes minutes in a fresh clone: first, so that the other process does not wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_code_style.py")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of this repository."""
