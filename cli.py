@@ -62,7 +62,7 @@ def test(args: argparse.Namespace) -> int:
     os.chdir(ROOT)
     # By its script and not as `-m pytest`, which would put our `nodes` on sys.path in front of ComfyUI's.
     # Without a choice everything runs, in two processes that take whole files, so that each file's servers start once.
-    chosen = args.pytest or ["-n", "2", "--dist", "loadfile"]
+    chosen = args.pytest or ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # two processes with a thread for every core would wait for each other
