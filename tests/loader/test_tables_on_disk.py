@@ -335,7 +335,7 @@ def test_writing_and_building_hold_one_tensor_at_a_time(tmp_path, sparse):
     assert done.returncode == 0, done.stderr
     writing, building = map(int, done.stdout.split())
     assert (tmp_path / "x.safetensors").stat().st_size > 4e8 and writing < 120e6
-    assert building < 300e6, "the projections are 520 MB as they are and 1.04 GB widened"
+    assert building < 400e6, f"{building / 1e6:.0f} MB; the projections are 520 MB as they are and 1.04 GB widened"
 
 
 def test_what_is_written_says_where_it_comes_from(tmp_path, native):

@@ -76,7 +76,7 @@ def prepare_blocks(models: Sequence[H3], compile: bool) -> None:
     run = torch.compile(_run_block) if compile else _run_block
 
     def forward(block: nn.Module, x: Tensor, table: Tensor, row: Tensor, rope: Rope, visible: Tensor | None = None,
-                bank: Prefix | None = None, layer: int = 0) -> Tensor:  # fmt: skip
+                bank: Prefix | None = None, layer: int = 0, attend: None = None) -> Tensor:  # fmt: skip
         keys = values = None
         if bank is not None and bank.full:
             keys, values = bank.keys[layer], bank.values[layer]
