@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 ENVIRONMENT = "SRH3_FUSIONS"
 REFERENCE_ENVIRONMENT = "SRH3_FORCE_REFERENCE"  # 1: plain PyTorch everywhere, for parity runs
 FUSIONS = ("modulate", "qknorm_rope", "kvwrite", "swiglu", "lse_merge")
@@ -33,3 +35,14 @@ def asked_for() -> bool:
 def reference_only() -> bool:
     """Whether the plain modules were asked for."""
     return os.environ.get(REFERENCE_ENVIRONMENT) == "1"
+
+
+def why_unfused(device: torch.device) -> str:
+    """Why no kernel can run on `device`; empty when they can."""
+    if device.type != "cuda":
+        return f"kernels are for CUDA, and this is {device.type}"
+    if torch.version.hip is not None:
+        return "kernels are for CUDA, and this is ROCm"
+    from .launch import refusal
+
+    return refusal(torch.empty(0, device=device))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import Choice, choose
-from ...kernels.fusions import FusionError, asked_for, reference_only, wanted_fusions
+from ...kernels.fusions import FusionError, asked_for, reference_only, wanted_fusions, why_unfused
 from .vit import CausalViT
 
 log = logging.getLogger("streamrender_h3")
@@ -78,14 +78,11 @@ def choose_form(network: CausalViT) -> Form:
     wanted = wanted_kernels()
     if device.type != "cuda" or torch.version.hip is not None or reference_only():
         return Form(attention)
-    from ...kernels.launch import refusal
-
-    reason = refusal(network.register_tokens)
-    if reason:
+    if reason := why_unfused(device):
         if asked_for():
             raise FusionError(f"SRH3_FUSIONS asks for kernels, but {reason}; set it to none, or install Triton.")
         log.info("the ViT decoder runs without fused kernels: %s", reason)
-        wanted = frozenset()
+        return Form(attention)  # references in the order of the fast pass take longer than the plain modules
     return Form(
         attention,
         fast=True,

@@ -11,7 +11,7 @@ import torch
 
 from ...kernels import dense_attention, dispatch, quant_matmul
 from ...kernels.choice import AttentionError
-from ...kernels.fusions import reference_only, wanted_fusions
+from ...kernels.fusions import reference_only, wanted_fusions, why_unfused
 from .findings import FACT, HEAD_DIM, NO, YES, Finding, tried
 
 Choose = Callable[..., Any]
@@ -74,11 +74,7 @@ def chosen(device: torch.device) -> list[Finding]:
 def _kernels(device: torch.device) -> str:
     if reference_only():
         return "plain modules: SRH3_FORCE_REFERENCE is set"
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"plain modules: kernels are for CUDA, and this is {device.type}"
-    from ...kernels.launch import refusal
-
-    reason = refusal(torch.empty(0, device=device))
+    reason = why_unfused(device)
     return f"plain modules: {reason}" if reason else f"fused: {', '.join(sorted(wanted_fusions())) or 'none'}"
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.dense_attention import DenseChoice, choose_dense
-from ...kernels.fusions import FUSIONS, FusionError, asked_for, reference_only, wanted_fusions
+from ...kernels.fusions import FusionError, asked_for, reference_only, wanted_fusions, why_unfused
 from .transformer import H3
 
 log = logging.getLogger("streamrender_h3")
@@ -82,7 +82,7 @@ def choose_form(model: H3, device: torch.device) -> Form | None:
     wanted = wanted_fusions()
     if device.type == "cpu" or reference_only():
         return None
-    reason = _no_kernels(device)
+    reason = why_unfused(device)
     if reason and asked_for():
         raise FusionError(f"SRH3_FUSIONS asks for kernels, but {reason}; set it to none, or install Triton.")
     attention = choose_dense(device, model.dtype, model.config.head_dim)
@@ -91,15 +91,3 @@ def choose_form(model: H3, device: torch.device) -> Form | None:
     dtype = str(model.dtype).removeprefix("torch.")
     log.info("H3 transformer on %s in %s: %s%s", device, dtype, form, f" ({reason})" if reason else "")
     return form
-
-
-def _no_kernels(device: torch.device) -> str:
-    """Why kernels cannot run on `device`; empty when they can."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"kernels are for CUDA, and this is {device.type if device.type != 'cuda' else 'ROCm'}"
-    from ...kernels.launch import refusal
-
-    return refusal(torch.empty(0, device=device))
-
-
-assert set(KERNELS) == set(FUSIONS)

@@ -7,6 +7,7 @@ room for the keys and values of its rows in a layer, writes them there, and then
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -40,16 +41,16 @@ class Store(Protocol):
         """Once `rows` moving rows are written: prefix and moving rows, as one stretch or two."""
 
 
-class Place:
+class Place(ABC):
     """Where one forward's rows put their keys and values, and what they look at."""
 
+    @abstractmethod
     def reserve(self, layer: int, like: Tensor) -> Stretch:
         """Room for the keys and values of rows as many and as large as `like` [rows, heads, head_dim]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attended(self, layer: int) -> tuple[Stretch, ...]:
         """What the rows of `layer` attend to, once the reserved room is filled; to be asked once."""
-        raise NotImplementedError
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keep `key` and `value` and return everything they attend to, as the plain modules want it."""

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from streamrender_h3.kernels.dispatch import AttentionError, choose
 from streamrender_h3.kernels.fusions import FusionError
-from streamrender_h3.nodes.codec import CausalViT, ViTConfig, ViTDecoder, vit_stream
+from streamrender_h3.nodes.codec import CausalViT, ViTConfig, ViTDecoder, vit_form, vit_stream
 from streamrender_h3.nodes.codec.vit_fast import Graphs, halves
 from streamrender_h3.nodes.codec.vit_form import ALL_KERNELS, Form, choose_form, wanted_kernels
 
@@ -138,3 +139,17 @@ def test_switches_are_read_and_wrong_ones_named(monkeypatch, network):
     monkeypatch.setenv("SRH3_ATTENTION", "fa2")
     with pytest.raises(AttentionError, match=r"'fa2' cannot run on cpu .*needs a CUDA device"):
         ViTDecoder(network).stream().push(torch.zeros(24, 2, 2, 2))
+
+
+def test_a_card_without_kernels_takes_the_plain_modules(monkeypatch, network):
+    """Such as one without Triton: the references of the fast pass take longer than they."""
+    card = SimpleNamespace(
+        register_tokens=SimpleNamespace(device=torch.device("cuda")), compute_dtype=torch.float32, config=network.config
+    )
+    monkeypatch.setattr(vit_form, "choose", lambda *_: choose(CPU, torch.float32, 16))
+    monkeypatch.setattr(vit_form, "why_unfused", lambda device: "Triton cannot be imported")
+    form = choose_form(card)
+    assert not (form.fast or form.kernels or form.graph or form.split_head)
+    monkeypatch.setenv("SRH3_FUSIONS", "swiglu")
+    with pytest.raises(FusionError, match="asks for kernels, but Triton cannot be imported"):
+        choose_form(card)

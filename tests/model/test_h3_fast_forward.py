@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from streamrender_h3.kernels.dense_attention import choose_dense
-from streamrender_h3.kernels.fusions import FusionError
+from streamrender_h3.kernels.fusions import FUSIONS, FusionError
+from streamrender_h3.nodes.codec import vit_form
 from streamrender_h3.nodes.model import Form, choose_form, run_fast
 from streamrender_h3.nodes.model import form as form_room
 
@@ -68,6 +69,10 @@ def test_the_cpu_and_the_reference_switch_take_the_plain_modules(tiny, monkeypat
     monkeypatch.setenv("SRH3_FUSIONS", "modulate, sandwiches")
     with pytest.raises(FusionError, match="names sandwiches; write all, none or some of modulate, qknorm_rope"):
         choose_form(tiny, CPU)
+
+
+def test_every_name_of_a_fusion_means_a_kernel_in_transformer_and_decoder():
+    assert set(form_room.KERNELS) == set(vit_form.FUSIONS) == set(FUSIONS)
 
 
 def test_a_device_without_kernels_takes_the_plain_modules_and_the_attention_of_its_table(tiny, monkeypatch):
