@@ -19,9 +19,11 @@ from ...nodes.codec import TAEWidths
 from ...nodes.codec.vit import ViTConfig
 from ...nodes.model import H3Config
 from ...nodes.schedule import RELEASE, Geometry
+from .train_muon import Muon
 
 PREFIX = "dit."  # of the transformer's tensor names in a file
 BEGUN = 0.7  # of the learning rate for weights that begin finished: what they know must not be shaken too much
+HIDDEN = 32  # rows and columns a matrix must have to be Muon's; Adam takes thinner ones, and the vectors
 KEEP_EVERY = 150.0  # seconds between two checkpoints on the way
 
 
@@ -47,13 +49,13 @@ class Recipe:
         )
     )  # fmt: skip
     crop: tuple[int, int] = (160, 224)
-    tae_photos: int = 20
-    tae_maps: int = 4
-    vit_clips: int = 8
+    tae_photos: int = 8
+    tae_maps: int = 2
+    vit_clips: int = 4
     vit_latents: int = 10
     clips: int = 8  # per step of the transformer
     windows: int = 4  # continuation windows per clip, which share its prefix rows
-    pictures: int = 8  # windows per step that also get the decoded-picture loss
+    pictures: int = 3  # windows per step that also get the decoded-picture loss
     rollouts: int = 48
     shards: int = 4
     text_step: int = 32  # captions are cut to a multiple of this many rows, so that layouts repeat
@@ -90,10 +92,13 @@ class Stage:
         self.average = copy.deepcopy(network).requires_grad_(False).eval()
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
-        matrices = [p for p in self.parameters if p.ndim > 1]
+        hidden = [p for p in self.parameters if p.ndim > 1 and min(p.flatten(1).shape) >= HIDDEN]
+        known = set(map(id, hidden))
+        thin = [p for p in self.parameters if p.ndim > 1 and id(p) not in known]
         vectors = [p for p in self.parameters if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=self.device.type == "cuda")
+        groups = [{"params": thin, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+        adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=self.device.type == "cuda")
+        self.optimisers: list[torch.optim.Optimizer] = [adam, *([Muon(hidden, lr=lr)] if hidden else [])]
         self.steps, self.spent, self.started, self.kept = 0, 0.0, time.time(), time.time()
         self.facts: dict[str, Any] = {}
         self.record: list[dict[str, Any]] = []
@@ -144,10 +149,11 @@ class Stage:
         for grad in grads:
             grad.nan_to_num_(0.0, 0.0, 0.0)
         torch._foreach_mul_(grads, factor)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = self.rate()
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         with torch.no_grad():
@@ -161,7 +167,8 @@ class Stage:
             return
         self.restarts += 1
         self.network.load_state_dict(self.average.state_dict())
-        self.optimiser.state.clear()
+        for optimiser in self.optimisers:
+            optimiser.state.clear()
 
     def log(self, **figures: float | int | str) -> None:
         """Print one line and keep it for the report."""
