@@ -161,8 +161,8 @@ class Block(RefinerBlock):
     ) -> Any:
         """x [..., S, hidden]; table [3M, 6, hidden]; row [S] or [..., S], the table row of every packed row.
 
-        `attend` or `sparse` computes the attention, without mask. `instead` is run in place of the plain layers, while hooks keep the
-        block's weights on the device; its result is returned.
+        `attend` or `sparse` computes the attention, without mask. `instead` is run in place of the plain layers, while hooks
+        keep the block's weights on the device; its result is returned.
         """
         if instead is not None:
             return instead(self)

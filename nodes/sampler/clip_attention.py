@@ -102,7 +102,9 @@ def decide(
     if mode not in MODES:
         raise RenderError(f"attention is {mode!r}; choose one of {', '.join(MODES)}")
     if not 0.0 <= keep <= 100.0:
-        raise RenderError(f"vsa_keep_percent is {keep}; a share from 0 to 100 is needed. Set 0 for what the model was made for")
+        raise RenderError(
+            f"vsa_keep_percent is {keep}; a share from 0 to 100 is needed. Set 0 for what the model was made for"
+        )
     made_for = (trained or recipe.keep) if gated else None
     warnings = []
     if mode == DENSE or (mode == AUTO and made_for is None):

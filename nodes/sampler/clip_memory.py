@@ -61,7 +61,9 @@ def _terms(job: ClipJob, resident: int) -> list[Term]:
         Term(f"{resident} of {layers} blocks ({weights.form}), weights", sum(blocks), "device"),
         Term("text refiner and heads, weights", weights.rest, "device"),
         Term("AdaLN tables", table_bytes(job.config, 2 * job.steps + 1, job.itemsize), "device"),
-        Term(f"activations of {job.rows:,} rows", activation_bytes(job.config, job.rows, job.itemsize) + gates, "device"),
+        Term(
+            f"activations of {job.rows:,} rows", activation_bytes(job.config, job.rows, job.itemsize) + gates, "device"
+        ),
         Term("latents of the clip", latents, "device"),
     ]
     if job.attention is not None:
@@ -74,7 +76,10 @@ def _terms(job: ClipJob, resident: int) -> list[Term]:
         terms.append(Term("two staging areas for blocks", STREAM_AREAS * by_size[-1], "device"))
     for name, need in (("encoder", job.encoder), ("decoder", job.decoder)):
         if need.total:
-            terms += [Term(f"{name}, weights", need.weights, "device"), Term(f"{name}, working", need.working, "device")]
+            terms += [
+                Term(f"{name}, weights", need.weights, "device"),
+                Term(f"{name}, working", need.working, "device"),
+            ]
     if streamed:
         terms.append(Term(f"{len(streamed)} blocks to stream", sum(streamed), "host"))
     return terms

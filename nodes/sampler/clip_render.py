@@ -96,13 +96,19 @@ def check_clip(inputs: ClipInputs, settings: ClipSettings) -> None:
             f"{NODE}: a semantic clip is connected and the text has no picture; connect H3 Look, or disconnect 'clip' for T2VA"
         )
     if isinstance(look, LookSequence):
-        raise RenderError(f"{NODE}: the look changes on the way, which only H3 Stream Sampler does; connect a single H3 Look")
+        raise RenderError(
+            f"{NODE}: the look changes on the way, which only H3 Stream Sampler does; connect a single H3 Look"
+        )
     if clip is not None and inputs.encoder is None:
         raise RenderError(f"{NODE}: Ref2VA encodes the clip and the picture; connect Load H3 Encoder to 'encoder'")
     if clip is None and settings.branches != SINGLE:
-        raise RenderError(f"{NODE}: the guidance chain steers by the semantic clip, and none is connected; choose 'single'")
+        raise RenderError(
+            f"{NODE}: the guidance chain steers by the semantic clip, and none is connected; choose 'single'"
+        )
     if clip is not None and clip.frames != settings.plan.frames:
-        raise RenderError(f"the plan is for {settings.plan.frames} frames and the clip has {clip.frames}; make it from the clip")
+        raise RenderError(
+            f"the plan is for {settings.plan.frames} frames and the clip has {clip.frames}; make it from the clip"
+        )
     inputs.shape(settings.plan.segments[0].frames)
     check_text_width(look.text, config.text_dim)
     if isinstance(look, Look) and look.picture is not None and look.picture.shape[0] != config.latent_channels:
@@ -191,7 +197,9 @@ def render_clip(
             require_finite(new, "decoded frames", chunk.index)
             visible = new[max(0, segment.shown.start - made) : max(0, segment.stop - made)]
             made += len(new)
-            heard = slice(*(round(segment.sound * n / segment.latents) for n in (chunk.latents.start, chunk.latents.stop)))
+            heard = slice(
+                *(round(segment.sound * n / segment.latents) for n in (chunk.latents.start, chunk.latents.stop))
+            )
             yield RenderedChunk(
                 index=chunk.index,
                 total=len(plan.chunks),

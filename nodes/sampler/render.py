@@ -79,7 +79,9 @@ class RenderedChunk:
     step_ms: tuple[float, ...]
     decode_ms: float
     prefills: int  # prefix forwards so far, over all chunks
-    state: RolloutState | None = None  # what the next chunk depends on: store it to go on from here, where that is possible
+    state: RolloutState | None = (
+        None  # what the next chunk depends on: store it to go on from here, where that is possible
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ def check_inputs(
     """Refuse what cannot be rendered, before any model runs. Raises `RenderError` naming the input and the remedy."""
     check_settings(settings)
     if not isinstance(look, Look):
-        raise RenderError("H3 Stream Sampler: the look has no picture, which a stream needs; connect H3 Look, not H3 Text")
+        raise RenderError(
+            "H3 Stream Sampler: the look has no picture, which a stream needs; connect H3 Look, not H3 Text"
+        )
     geometry_of(clip, look)
     config = model.config
     for one in look.looks if isinstance(look, LookSequence) else (look,):

@@ -9,7 +9,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import clip_oracle
 from recompute_network import Network
-from small_render import MAP_SIZE, SIZE, look_of, moving_clip
+from small_render import SIZE, look_of, moving_clip
 from streamrender_h3.nodes.codec import load_decoder, load_encoder
 from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.look import TextLook, with_picture_latent
@@ -70,7 +70,10 @@ def test_every_recipe_equals_a_loop_over_diffusers(world, recipe, mode, record_p
     assert sum(len(chunk.frames) for chunk in chunks) == FRAMES
 
     g = torch.Generator().manual_seed(SEED)
-    noise = torch.randn(24, 7, 4, 6, generator=g), torch.randn(2, 32, 37, generator=g)  # 22 frames: 7 latents, 36.67 sounds
+    noise = (
+        torch.randn(24, 7, 4, 6, generator=g),
+        torch.randn(2, 32, 37, generator=g),
+    )  # 22 frames: 7 latents, 36.67 sounds
     held = {}
     if mode == "Ref2VA":
         held = conditions(inputs, torch.randn(24, 7, 4, 4, generator=g))
@@ -96,7 +99,9 @@ def conditions(inputs, noise, start=0):
     }
 
 
-@pytest.mark.parametrize("names", [("null", "text", "text+map"), ("null", "text+map")], ids=["three calls", "two calls"])
+@pytest.mark.parametrize(
+    "names", [("null", "text", "text+map"), ("null", "text+map")], ids=["three calls", "two calls"]
+)
 def test_the_guidance_chain_adds_up_calls_with_less_and_less(world, names):
     inputs = inputs_of(world, "Ref2VA")
     scales = (1.5, 3.0) if len(names) == 3 else (2.0, 2.0)
@@ -115,4 +120,4 @@ def test_the_guidance_chain_adds_up_calls_with_less_and_less(world, names):
     assert error(video, wanted[0]) <= LIMIT and error(audio, wanted[1]) <= LIMIT
     single = clip_oracle.sample(world[3], "turbo LoRA (4 steps)", look.text, look.tags, *noise, **held)
     assert error(single[0], wanted[0]) > 1e-2
-    assert SINGLE != branches
+    assert branches != SINGLE

@@ -29,7 +29,9 @@ def tiles(runs: list[int], grid: tuple[int, int, int], tile: tuple[int, int, int
     return found, prefix
 
 
-def vsa(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, found: list[Tensor], prefix: int, sparsity: float) -> Tensor:
+def vsa(
+    q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, found: list[Tensor], prefix: int, sparsity: float
+) -> Tensor:
     """q, k, v, gate [S, heads, d] in packed order -> [S, heads, d]."""
     count, scale = len(found), q.shape[-1] ** -0.5
     pooled = [torch.stack([x[rows].mean(0) for rows in found], dim=1) for x in (q, k, v)]  # [heads, tiles, d]
