@@ -49,8 +49,8 @@ def choose_recipe(model: H3Model, asked: str = AUTO) -> Choice:
         for recipe in RECIPES.values():
             if held >= set(recipe.grid.h3_times()):
                 return Choice(recipe, keep, "the times of its finished tables")
-    if side is not None and (steps := _steps_of(side)):
-        fast = FAST_V1 if steps == FAST_V1.steps else FAST_TRIM if tensors.form is LOW_RANK else FAST_V2
+    if side is not None and (told := _steps_of(side)):
+        fast = FAST_V1 if told == FAST_V1.steps else FAST_TRIM if tensors.form is LOW_RANK else FAST_V2
         return Choice(fast, keep, f"{SIDE_FILE} beside it")
     if model.config.gate_compress:
         if tensors.form is LOW_RANK:

@@ -142,7 +142,9 @@ class ClipNetwork:
         if branch.name not in self._layouts:
             tags = self.text.tags if branch.caption else self.text.tags[: self.text.media_rows]
             shape = self.shape if branch.reference else self.shape.without_reference()
-            prepared = self.attention and self.attention.prepare(RowSegments.of(shape, len(tags)), tags.device)
+            prepared = None
+            if self.attention is not None:
+                prepared = self.attention.prepare(RowSegments.of(shape, len(tags)), tags.device)
             self._layouts[branch.name] = make_clip_layout(self.model, shape, tags, prepared)
         return self._layouts[branch.name]
 

@@ -229,14 +229,16 @@ class ClipSamplerNode(io.ComfyNode):
         branches = clip_branches(guidance, text_scale, structure_scale, look)
         settings = ClipSettings(choice.recipe, plan, seed, branches)
         check_clip(inputs, settings)
-        sparse = {
-            "mode": attention,
-            "keep": vsa_keep_percent,
-            "dense_first_steps": vsa_dense_first_steps,
-            "dense_layers": layer_numbers(vsa_dense_layers, model.h3.config.layers),
-            "min_rows": vsa_min_rows,
-        }
-        settings = with_attention(inputs, settings, choice, **sparse)
+        settings = with_attention(
+            inputs,
+            settings,
+            choice,
+            attention,
+            keep=vsa_keep_percent,
+            dense_first_steps=vsa_dense_first_steps,
+            dense_layers=layer_numbers(vsa_dense_layers, model.h3.config.layers),
+            min_rows=vsa_min_rows,
+        )
 
         forms = output_forms(video_format)
         metadata = host.saved_metadata(cls.hidden.prompt, cls.hidden.extra_pnginfo)

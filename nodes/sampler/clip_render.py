@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -185,7 +186,7 @@ def render_clip(
             picture=None if picture is None or hum is None else with_noise(picture, hum).to(device),
             reference=None if reference is None else with_noise(reference.to(device), noise.draw(*reference.shape)),
         )
-        done, step_ms = sample(network, given, lambda step, first=chunks[0].index: on_step(first, step))
+        done, step_ms = sample(network, given, partial(on_step, chunks[0].index))
         video, audio = done.video.cpu(), done.audio.cpu()
         pictures, made = inputs.decoder.stream(), segment.start
         frames = torch.empty(0)
