@@ -113,7 +113,9 @@ def test_settings_out_of_range_are_refused_before_any_forward(host, from_clip, f
     assert not forwards and not host.temporary
 
 
-def test_what_does_not_belong_together_is_refused_before_any_forward(host, from_text, from_clip, text, inputs, forwards):
+def test_what_does_not_belong_together_is_refused_before_any_forward(
+    host, from_text, from_clip, text, inputs, forwards
+):
     without = {name: value for name, value in from_clip.items() if name != "clip"}
     refused(host, "ClipSampler", "no semantic clip is connected", "H3 Text", kind=RenderError, **without)
     refused(host, "ClipSampler", "the text has no picture", "H3 Look", kind=RenderError, **{**from_clip, "look": text})
@@ -158,7 +160,9 @@ def test_a_prompt_is_encoded_from_a_folder_without_a_picture(host):
 
 def test_warnings_say_what_is_unusual(host, from_text, caplog):
     with caplog.at_level(logging.INFO):
-        host.run("ClipSampler", **{**from_text, "recipe": "auto", "vsa_min_rows": 16384, "frames": 5, "attention": "vsa"})
+        host.run(
+            "ClipSampler", **{**from_text, "recipe": "auto", "vsa_min_rows": 16384, "frames": 5, "attention": "vsa"}
+        )
     assert "base (50 steps)" in caplog.text and "no mark of a distilled checkpoint" in caplog.text
     assert "fewer than vsa_min_rows" in caplog.text and "5 frames are fewer than the 124" in caplog.text
 
@@ -199,7 +203,12 @@ def test_cancel_is_heard_after_every_step(host, from_text, monkeypatch):
 
 def test_frames_of_a_clip_that_needs_padding_show_its_last_map(host, from_clip):
     clip = host.run(
-        "SemanticPaletteEncode", palette="racing", reference_width=64, reference_height=64, fps=24.0, images=class_frames(3)
+        "SemanticPaletteEncode",
+        palette="racing",
+        reference_width=64,
+        reference_height=64,
+        fps=24.0,
+        images=class_frames(3),
     )[0]
     video, *_ = host.run("ClipSampler", **{**from_clip, "clip": clip})
     assert playable_frames(Path(video.get_stream_source())) == 3
