@@ -26,7 +26,7 @@ def with_attention(inputs: ClipInputs, settings: ClipSettings, choice: Choice, m
     decision = decide(
         mode, choice.recipe, gated=inputs.model.config.gate_compress, rows=rows, trained=choice.keep, **asked
     )
-    log.info("%s: %s, by %s; %d rows", NODE, choice.recipe.name, choice.reason, rows)
+    log.info("%s: %s (%s), %d rows", NODE, choice.recipe.name, choice.reason, rows)
     for warning in decision.warnings:
         log.warning("%s: %s", NODE, warning)
     if frames < SEGMENT_FRAMES:
