@@ -1,0 +1,256 @@
+"""Attention over chosen tiles: each query tile sees the first `always` key tiles and those of its own list, no others.
+
+Rows lie in tile order (`tiles.Tiles`), tiles may be ragged and are not padded. Softmax in base 2 with the scale folded into one
+multiply-add, running maximum from a large finite number, so that a query tile without keys gives 0 and not NaN. Kernel K5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .launch import jit, power_of_two, tl
+
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+BLOCK = 64  # rows of a query or key block; a tile has one, or a few of them
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Which key tiles a query tile sees: tiles 0 .. always - 1, then listed[head, query tile, : count[head, query tile]].
+
+    listed [heads, query tiles, most] int32, ascending; count [heads, query tiles] int32.
+    """
+
+    always: int
+    listed: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Spans:
+    """First rows and rows of tiles, [n] int32 each, and the rows of a full one."""
+
+    starts: Tensor
+    sizes: Tensor
+    extent: int
+
+    def part(self, first: int, last: int) -> Spans:
+        return Spans(self.starts[first:last], self.sizes[first:last], self.extent)
+
+
+def seen_tiles(lists: Lists, key_tiles: int) -> Tensor:
+    """The lists as a mask [heads, query tiles, key tiles] bool."""
+    most = lists.listed.shape[-1]
+    valid = torch.arange(most, device=lists.count.device) < lists.count[..., None]
+    counts = torch.zeros(*lists.count.shape, key_tiles, dtype=torch.int32, device=lists.count.device)
+    counts.scatter_add_(-1, lists.listed.long() * valid, valid.int())
+    counts[..., : lists.always] = 1
+    return counts > 0
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, lists: Lists, out: Tensor, lse: Tensor | None = None
+) -> None:
+    """The definition, in float32 (float64 stays), one query tile and head at a time; fills `out` and `lse` at the queries.
+
+    q, out [query rows, heads, d], k, v [key rows, heads, d]; lse [heads, query rows] float32, natural logarithm.
+    """
+    precise = torch.promote_types(q.dtype, torch.float32)
+    seen = seen_tiles(lists, len(keys.starts)).cpu()
+    starts, sizes = keys.starts.tolist(), keys.sizes.tolist()
+    rows_of = [torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    for tile, (first, size) in enumerate(zip(queries.starts.tolist(), queries.sizes.tolist(), strict=True)):
+        for head in range(q.shape[1]):
+            chosen = [rows_of[key] for key in seen[head, tile].nonzero().flatten().tolist()]
+            rows = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+            some = q[first : first + size, head].to(precise)
+            scores = some @ k[rows, head].to(precise).t() * q.shape[-1] ** -0.5
+            out[first : first + size, head] = (scores.softmax(-1) @ v[rows, head].to(precise)).to(out.dtype)
+            if lse is not None:
+                lse[head, first : first + size] = scores.logsumexp(-1)
+
+
+@jit
+def key_block(STARTS, SIZES, LISTED, step, steps, ALWAYS, PARTS: tl.constexpr, BLOCK_KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Tile, first row and live rows of the block of keys at this step; none live past the last one."""
+    number = tl.minimum(step, tl.maximum(steps - 1, 0)) // PARTS
+    listed = tl.load(LISTED + tl.maximum(number - ALWAYS, 0), mask=(number >= ALWAYS) & (steps > 0), other=0)
+    tile = tl.where(number < ALWAYS, number, listed)
+    within = step % PARTS * BLOCK_KEYS
+    live = tl.where(step < steps, tl.load(SIZES + tile) - within, 0)
+    return tile, tl.load(STARTS + tile) + tl.where(live > 0, within, 0), live
+
+
+@jit
+def kernel(
+    Q,
+    K,
+    V,
+    K2,
+    V2,
+    OUT,
+    LSE,
+    Q_STARTS,
+    Q_SIZES,
+    STARTS,
+    SIZES,
+    LISTED,
+    COUNT,
+    SCALE,
+    Q_STRIDE,
+    KV_STRIDE,
+    KV2_STRIDE,
+    OUT_STRIDE,
+    QUERY_TILES,
+    ROWS,
+    ALWAYS,
+    MOST,
+    FIRST_OF_2,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    TWO: tl.constexpr,
+    RESUME: tl.constexpr,
+    WRITE_LSE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program per query block and head; heads outermost, so that the keys of few heads share the cache at a time.
+
+    What a block of keys needs to be found is read one step ahead of its keys. With TWO the tiles from FIRST_OF_2 on lie in
+    K2, V2. With RESUME the program goes on from `OUT` and `LSE`, attention over other keys.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    tile = block // PARTS
+    within = (block % PARTS * BLOCK).to(tl.int32)
+    first = tl.load(Q_STARTS + tile).to(tl.int64) + within
+    row = tl.arange(0, BLOCK)
+    channel = tl.arange(0, BLOCK_WIDTH)
+    wide = (channel < WIDTH)[None, :]
+    asked = row < tl.load(Q_SIZES + tile) - within
+    here = asked[:, None] & wide
+    q = tl.load(Q + (first + row)[:, None] * Q_STRIDE + head * WIDTH + channel[None, :], mask=here, other=0.0)
+    out_at = OUT + (first + row)[:, None] * OUT_STRIDE + head * WIDTH + channel[None, :]
+    lse_at = LSE + head.to(tl.int64) * ROWS + first + row
+    if RESUME:
+        top = tl.load(lse_at, mask=asked, other=0.0) * 1.4426950408889634
+        total = tl.full((BLOCK,), 1.0, tl.float32)
+        mixed = tl.load(out_at, mask=here, other=0.0).to(tl.float32)
+    else:
+        top = tl.full((BLOCK,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        mixed = tl.zeros((BLOCK, BLOCK_WIDTH), tl.float32)
+    list_at = head.to(tl.int64) * QUERY_TILES + tile
+    steps = (ALWAYS + tl.load(COUNT + list_at)) * PARTS
+    listed = LISTED + list_at * MOST
+    key, start, live = key_block(STARTS, SIZES, listed, 0, steps, ALWAYS, PARTS, BLOCK)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        keys, values, stride = K, V, KV_STRIDE
+        if TWO:
+            if key >= FIRST_OF_2:
+                keys, values, stride = K2, V2, KV2_STRIDE
+        at = (start.to(tl.int64) + row)[:, None] * stride + head * WIDTH + channel[None, :]
+        whole = (row < live)[:, None] & wide
+        k = tl.load(keys + at, mask=whole, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if live < BLOCK:
+            scores = tl.where((row < live)[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1) * SCALE)
+        weight = tl.exp2(scores * SCALE - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(weight, 1)
+        v = tl.load(values + at, mask=whole, other=0.0)
+        mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
+        top = higher
+        key, start, live = key_block(STARTS, SIZES, listed, step + 1, steps, ALWAYS, PARTS, BLOCK)
+    sees = total > 0.0
+    mixed = mixed * tl.where(sees, 1.0 / total, 0.0)[:, None]
+    tl.store(out_at, mixed.to(OUT.dtype.element_ty), mask=here)
+    if WRITE_LSE:
+        tl.store(lse_at, tl.where(sees, (top + tl.log2(total)) * 0.6931471805599453, float("-inf")), mask=asked)
+
+
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Spans,
+    keys: Spans,
+    lists: Lists,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    resume: bool = False,
+    second: tuple[Tensor, Tensor, int] | None = None,
+    **changes: int,
+) -> None:
+    """`reference`, by one kernel; rows of q, k, v and out may lie apart, their heads may not.
+
+    With `resume`, `out` and `lse` hold attention over other keys and come back as attention over both. `second` is (k, v,
+    first tile): from that tile on, `keys.starts` count rows there. `changes` to the tuning are for measurements.
+    """
+    heads, width = q.shape[1:]
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    need_heads(**tensors)
+    k2, v2, first = second or (k, v, 0)
+    parts = keys.extent // BLOCK if keys.extent > BLOCK else 1
+    if resume and lse is None:
+        raise ValueError("going on from other keys needs their log-sum-exp; pass lse with out")
+    grid = (len(queries.starts) * parts, heads)
+    if not grid[0]:
+        return
+    kernel[grid](
+        q,
+        k,
+        v,
+        k2,
+        v2,
+        out,
+        out if lse is None else lse,
+        queries.starts,
+        queries.sizes,
+        keys.starts,
+        keys.sizes,
+        lists.listed,
+        lists.count,
+        width**-0.5 * LOG2E,
+        q.stride(0),
+        k.stride(0),
+        k2.stride(0),
+        out.stride(0),
+        len(queries.starts),
+        len(q),
+        lists.always,
+        lists.listed.shape[-1],
+        first,
+        WIDTH=width,
+        BLOCK_WIDTH=max(16, power_of_two(width)),
+        BLOCK=BLOCK,
+        PARTS=parts,
+        TWO=second is not None,
+        RESUME=resume,
+        WRITE_LSE=lse is not None,
+        **(tuning(q) | changes),
+    )
+
+
+def tuning(q: Tensor) -> dict[str, int]:
+    """Pipeline stages and warps."""
+    if q.element_size() > 2:
+        return {"STAGES": 1, "num_warps": 8}
+    return {"STAGES": 2, "num_warps": 4}
+
+
+def need_heads(**tensors: Tensor) -> None:
+    """Raises `ValueError` unless the heads of a row [rows, heads, d] follow one another; its rows may lie anywhere."""
+    for name, tensor in tensors.items():
+        if tensor.stride(-1) != 1 or tensor.stride(-2) != tensor.shape[-1] or tensor.shape[0] > 1 and tensor.stride(0) <= 0:
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}, and a kernel needs the heads of a row "
+                "contiguous; call .contiguous() on it first"
+            )
