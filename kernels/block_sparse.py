@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import jit, power_of_two, tl
+from .launch import jit, need_rows, power_of_two, tl
 
 LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
+NO_ROWS = torch.zeros(0, dtype=torch.int64)
 BLOCK = 64  # rows of a query or key block; a tile has one, or a few of them
 
 
@@ -53,36 +53,41 @@ def seen_tiles(lists: Lists, key_tiles: int) -> Tensor:
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, lists: Lists, out: Tensor, lse: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Spans,
+    keys: Spans,
+    lists: Lists,
+    out: Tensor,
+    lse: Tensor | None = None,
+    *,
+    before: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """The definition, in float32 (float64 stays), one query tile and head at a time; fills `out` and `lse` at the queries.
 
-    q, out [query rows, heads, d], k, v [key rows, heads, d]; lse [heads, query rows] float32, natural logarithm.
+    q, out [query rows, heads, d], k, v [key rows, heads, d]; lse [heads, query rows] float32, natural logarithm. `before` is
+    attention of the same queries over other keys (like out, its log-sum-exp); the result is then over both.
     """
     precise = torch.promote_types(q.dtype, torch.float32)
     seen = seen_tiles(lists, len(keys.starts)).cpu()
     starts, sizes = keys.starts.tolist(), keys.sizes.tolist()
     rows_of = [torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     for tile, (first, size) in enumerate(zip(queries.starts.tolist(), queries.sizes.tolist(), strict=True)):
+        here = slice(first, first + size)
         for head in range(q.shape[1]):
-            chosen = [rows_of[key] for key in seen[head, tile].nonzero().flatten().tolist()]
-            rows = torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
-            some = q[first : first + size, head].to(precise)
-            scores = some @ k[rows, head].to(precise).t() * q.shape[-1] ** -0.5
-            out[first : first + size, head] = (scores.softmax(-1) @ v[rows, head].to(precise)).to(out.dtype)
+            rows = torch.cat([rows_of[key] for key in seen[head, tile].nonzero().flatten().tolist()] or [NO_ROWS])
+            scores = q[here, head].to(precise) @ k[rows, head].to(precise).t() * q.shape[-1] ** -0.5
+            values = v[rows, head].to(precise)
+            if before is not None:  # one more key, whose value is another one for each query
+                scores = torch.cat([scores, before[1][head, here, None].to(precise)], 1)
+            weight = scores.softmax(-1).nan_to_num()
+            mixed = weight[:, : len(rows)] @ values
+            if before is not None:
+                mixed += torch.where(weight[:, -1:] > 0, weight[:, -1:] * before[0][here, head].to(precise), 0.0)
+            out[here, head] = mixed.to(out.dtype)
             if lse is not None:
-                lse[head, first : first + size] = scores.logsumexp(-1)
-
-
-@jit
-def key_block(STARTS, SIZES, LISTED, step, steps, ALWAYS, PARTS: tl.constexpr, BLOCK_KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Tile, first row and live rows of the block of keys at this step; none live past the last one."""
-    number = tl.minimum(step, tl.maximum(steps - 1, 0)) // PARTS
-    listed = tl.load(LISTED + tl.maximum(number - ALWAYS, 0), mask=(number >= ALWAYS) & (steps > 0), other=0)
-    tile = tl.where(number < ALWAYS, number, listed)
-    within = step % PARTS * BLOCK_KEYS
-    live = tl.where(step < steps, tl.load(SIZES + tile) - within, 0)
-    return tile, tl.load(STARTS + tile) + tl.where(live > 0, within, 0), live
+                lse[head, here] = scores.logsumexp(-1)
 
 
 @jit
@@ -94,6 +99,8 @@ def kernel(
     V2,
     OUT,
     LSE,
+    BEFORE,
+    BEFORE_LSE,
     Q_STARTS,
     Q_SIZES,
     STARTS,
@@ -103,7 +110,6 @@ def kernel(
     SCALE,
     Q_STRIDE,
     KV_STRIDE,
-    KV2_STRIDE,
     OUT_STRIDE,
     QUERY_TILES,
     ROWS,
@@ -115,14 +121,13 @@ def kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     TWO: tl.constexpr,
-    RESUME: tl.constexpr,
+    JOIN: tl.constexpr,
     WRITE_LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One program per query block and head; heads outermost, so that the keys of few heads share the cache at a time.
 
-    What a block of keys needs to be found is read one step ahead of its keys. With TWO the tiles from FIRST_OF_2 on lie in
-    K2, V2. With RESUME the program goes on from `OUT` and `LSE`, attention over other keys.
+    With TWO the tiles from FIRST_OF_2 on lie in K2, V2. With JOIN the result is joined with attention over other keys.
     """
     block = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -134,29 +139,28 @@ def kernel(
     wide = (channel < WIDTH)[None, :]
     asked = row < tl.load(Q_SIZES + tile) - within
     here = asked[:, None] & wide
-    q = tl.load(Q + (first + row)[:, None] * Q_STRIDE + head * WIDTH + channel[None, :], mask=here, other=0.0)
-    out_at = OUT + (first + row)[:, None] * OUT_STRIDE + head * WIDTH + channel[None, :]
-    lse_at = LSE + head.to(tl.int64) * ROWS + first + row
-    if RESUME:
-        top = tl.load(lse_at, mask=asked, other=0.0) * 1.4426950408889634
-        total = tl.full((BLOCK,), 1.0, tl.float32)
-        mixed = tl.load(out_at, mask=here, other=0.0).to(tl.float32)
-    else:
-        top = tl.full((BLOCK,), -1e30, tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
-        mixed = tl.zeros((BLOCK, BLOCK_WIDTH), tl.float32)
+    q_at = Q + first * Q_STRIDE + head * WIDTH
+    q = tl.load(q_at + row[:, None] * Q_STRIDE + channel[None, :], mask=here, other=0.0)
     list_at = head.to(tl.int64) * QUERY_TILES + tile
     steps = (ALWAYS + tl.load(COUNT + list_at)) * PARTS
     listed = LISTED + list_at * MOST
-    key, start, live = key_block(STARTS, SIZES, listed, 0, steps, ALWAYS, PARTS, BLOCK)
+    at = row[:, None] * KV_STRIDE + channel[None, :]
+    top = tl.full((BLOCK,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    mixed = tl.zeros((BLOCK, BLOCK_WIDTH), tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
-        keys, values, stride = K, V, KV_STRIDE
+        number = step // PARTS
+        key = number
+        if number >= ALWAYS:
+            key = tl.load(listed + number - ALWAYS)
+        start = (tl.load(STARTS + key) + step % PARTS * BLOCK).to(tl.int64)
+        live = tl.load(SIZES + key) - step % PARTS * BLOCK
+        keys, values = K, V
         if TWO:
             if key >= FIRST_OF_2:
-                keys, values, stride = K2, V2, KV2_STRIDE
-        at = (start.to(tl.int64) + row)[:, None] * stride + head * WIDTH + channel[None, :]
+                keys, values = K2, V2
         whole = (row < live)[:, None] & wide
-        k = tl.load(keys + at, mask=whole, other=0.0)
+        k = tl.load(keys + start * KV_STRIDE + head * WIDTH + at, mask=whole, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if live < BLOCK:
             scores = tl.where((row < live)[None, :], scores, float("-inf"))
@@ -164,15 +168,24 @@ def kernel(
         weight = tl.exp2(scores * SCALE - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weight, 1)
-        v = tl.load(values + at, mask=whole, other=0.0)
+        v = tl.load(values + start * KV_STRIDE + head * WIDTH + at, mask=whole, other=0.0)
         mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
         top = higher
-        key, start, live = key_block(STARTS, SIZES, listed, step + 1, steps, ALWAYS, PARTS, BLOCK)
+    out_at = first * OUT_STRIDE + head * WIDTH + (row[:, None] * OUT_STRIDE + channel[None, :])
+    lse_row = head.to(tl.int64) * ROWS + first + row
+    if JOIN:
+        before = tl.load(BEFORE_LSE + lse_row, mask=asked, other=0.0) * 1.4426950408889634
+        higher = tl.maximum(top, before)
+        fade = tl.exp2(top - higher)
+        share = tl.exp2(before - higher)
+        total = total * fade + share
+        mixed = mixed * fade[:, None] + tl.load(BEFORE + out_at, mask=here, other=0.0).to(tl.float32) * share[:, None]
+        top = higher
     sees = total > 0.0
     mixed = mixed * tl.where(sees, 1.0 / total, 0.0)[:, None]
-    tl.store(out_at, mixed.to(OUT.dtype.element_ty), mask=here)
+    tl.store(OUT + out_at, mixed.to(OUT.dtype.element_ty), mask=here)
     if WRITE_LSE:
-        tl.store(lse_at, tl.where(sees, (top + tl.log2(total)) * 0.6931471805599453, float("-inf")), mask=asked)
+        tl.store(LSE + lse_row, tl.where(sees, (top + tl.log2(total)) * 0.6931471805599453, float("-inf")), mask=asked)
 
 
 def launch(
@@ -185,22 +198,26 @@ def launch(
     out: Tensor,
     lse: Tensor | None = None,
     *,
-    resume: bool = False,
+    before: tuple[Tensor, Tensor] | None = None,
     second: tuple[Tensor, Tensor, int] | None = None,
     **changes: int,
 ) -> None:
     """`reference`, by one kernel; rows of q, k, v and out may lie apart, their heads may not.
 
-    With `resume`, `out` and `lse` hold attention over other keys and come back as attention over both. `second` is (k, v,
-    first tile): from that tile on, `keys.starts` count rows there. `changes` to the tuning are for measurements.
+    `before` is attention of the same queries over other keys (like out, its log-sum-exp [heads, query rows] float32); the
+    result is then over both. `second` is (k, v, first tile): from that tile on, `keys.starts` count rows there. `changes` to
+    the tuning are for measurements.
     """
     heads, width = q.shape[1:]
     tensors = {"q": q, "k": k, "v": v, "out": out}
     need_heads(**tensors)
+    if before is not None:
+        need_rows(other=before[0], other_lse=before[1], out=out)
     k2, v2, first = second or (k, v, 0)
     parts = keys.extent // BLOCK if keys.extent > BLOCK else 1
-    if resume and lse is None:
-        raise ValueError("going on from other keys needs their log-sum-exp; pass lse with out")
+    if k2.stride(0) != k.stride(0) or v.stride(0) != k.stride(0) or v2.stride(0) != k.stride(0):
+        raise ValueError("k and v have rows of different strides; pass both, and their second source, in one layout")
+    other, other_lse = before or (out, out)
     grid = (len(queries.starts) * parts, heads)
     if not grid[0]:
         return
@@ -212,6 +229,8 @@ def launch(
         v2,
         out,
         out if lse is None else lse,
+        other,
+        other_lse,
         queries.starts,
         queries.sizes,
         keys.starts,
@@ -221,7 +240,6 @@ def launch(
         width**-0.5 * LOG2E,
         q.stride(0),
         k.stride(0),
-        k2.stride(0),
         out.stride(0),
         len(queries.starts),
         len(q),
@@ -233,7 +251,7 @@ def launch(
         BLOCK=BLOCK,
         PARTS=parts,
         TWO=second is not None,
-        RESUME=resume,
+        JOIN=before is not None,
         WRITE_LSE=lse is not None,
         **(tuning(q) | changes),
     )
@@ -249,7 +267,12 @@ def tuning(q: Tensor) -> dict[str, int]:
 def need_heads(**tensors: Tensor) -> None:
     """Raises `ValueError` unless the heads of a row [rows, heads, d] follow one another; its rows may lie anywhere."""
     for name, tensor in tensors.items():
-        if tensor.stride(-1) != 1 or tensor.stride(-2) != tensor.shape[-1] or tensor.shape[0] > 1 and tensor.stride(0) <= 0:
+        if (
+            tensor.stride(-1) != 1
+            or tensor.stride(-2) != tensor.shape[-1]
+            or tensor.shape[0] > 1
+            and tensor.stride(0) <= 0
+        ):
             raise ValueError(
                 f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}, and a kernel needs the heads of a row "
                 "contiguous; call .contiguous() on it first"
