@@ -156,9 +156,8 @@ def kernel(
         start = (tl.load(STARTS + key) + step % PARTS * BLOCK).to(tl.int64)
         live = tl.load(SIZES + key) - step % PARTS * BLOCK
         keys, values = K, V
-        if TWO:
-            if key >= FIRST_OF_2:
-                keys, values = K2, V2
+        if TWO and key >= FIRST_OF_2:
+            keys, values = K2, V2
         whole = (row < live)[:, None] & wide
         k = tl.load(keys + start * KV_STRIDE + head * WIDTH + at, mask=whole, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -267,12 +266,7 @@ def tuning(q: Tensor) -> dict[str, int]:
 def need_heads(**tensors: Tensor) -> None:
     """Raises `ValueError` unless the heads of a row [rows, heads, d] follow one another; its rows may lie anywhere."""
     for name, tensor in tensors.items():
-        if (
-            tensor.stride(-1) != 1
-            or tensor.stride(-2) != tensor.shape[-1]
-            or tensor.shape[0] > 1
-            and tensor.stride(0) <= 0
-        ):
+        if tensor.stride(-1) != 1 or tensor.stride(-2) != tensor.shape[-1]:
             raise ValueError(
                 f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}, and a kernel needs the heads of a row "
                 "contiguous; call .contiguous() on it first"

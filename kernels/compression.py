@@ -5,7 +5,6 @@ The gate is a plain linear of the block's input, without activation; only checkp
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .launch import jit, need_rows, power_of_two, tl

@@ -56,7 +56,7 @@ class Tiles:
                 boxes += _boxes(packed.view(segment), tile)
         plan = cls._laid_out(tile, runs, boxes)
         assert len(plan.order) == offset and torch.equal(plan.order.sort().values, torch.arange(offset))
-        assert plan.n_tiles == 0 or (1 <= int(plan.sizes.min()) and int(plan.sizes.max()) <= extent)
+        assert plan.n_tiles == 0 or (int(plan.sizes.min()) >= 1 and int(plan.sizes.max()) <= extent)
         return plan
 
     @classmethod
