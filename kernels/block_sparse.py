@@ -7,6 +7,7 @@ multiply-add, running maximum from a large finite number, so that a query tile w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,36 @@ def reference(
 
 
 @jit
+def key_rows(X, start, head, at, live, STRIDE, WIDTH: tl.constexpr, TENSOR_MAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows from `start` of a head; past `live` rows zeros, through a tensor map whatever comes next."""
+    if TENSOR_MAP:
+        rows = X.load([start, head * WIDTH])
+    else:
+        rows = tl.load(X + start.to(tl.int64) * STRIDE + head * WIDTH + at, mask=live, other=0.0)
+    return rows
+
+
+@jit
+def seen_scores(q, k, row, live, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Products with a block of keys; a full one, the usual case, is not masked."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if live < BLOCK:
+        scores = tl.where((row < live)[None, :], scores, float("-inf"))
+    return scores
+
+
+@jit
+def absorb(scores, v, top, total, mixed, SCALE):  # type: ignore[no-untyped-def]
+    """One block of keys into the running softmax."""
+    higher = tl.maximum(top, tl.max(scores, 1) * SCALE)
+    weight = tl.exp2(scores * SCALE - higher[:, None])
+    fade = tl.exp2(top - higher)
+    total = total * fade + tl.sum(weight, 1)
+    mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
+    return higher, total, mixed
+
+
+@jit
 def kernel(
     Q,
     K,
@@ -123,6 +154,7 @@ def kernel(
     TWO: tl.constexpr,
     JOIN: tl.constexpr,
     WRITE_LSE: tl.constexpr,
+    TENSOR_MAP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """One program per query block and head; heads outermost, so that the keys of few heads share the cache at a time.
@@ -153,23 +185,16 @@ def kernel(
         key = number
         if number >= ALWAYS:
             key = tl.load(listed + number - ALWAYS)
-        start = (tl.load(STARTS + key) + step % PARTS * BLOCK).to(tl.int64)
+        start = tl.load(STARTS + key) + step % PARTS * BLOCK
         live = tl.load(SIZES + key) - step % PARTS * BLOCK
         keys, values = K, V
         if TWO and key >= FIRST_OF_2:
             keys, values = K2, V2
         whole = (row < live)[:, None] & wide
-        k = tl.load(keys + start * KV_STRIDE + head * WIDTH + at, mask=whole, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if live < BLOCK:
-            scores = tl.where((row < live)[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1) * SCALE)
-        weight = tl.exp2(scores * SCALE - higher[:, None])
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(weight, 1)
-        v = tl.load(values + start * KV_STRIDE + head * WIDTH + at, mask=whole, other=0.0)
-        mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
-        top = higher
+        k = key_rows(keys, start, head, at, whole, KV_STRIDE, WIDTH, TENSOR_MAP)
+        scores = seen_scores(q, k, row, live, BLOCK)
+        v = key_rows(values, start, head, at, whole, KV_STRIDE, WIDTH, TENSOR_MAP)
+        top, total, mixed = absorb(scores, v, top, total, mixed, SCALE)
     out_at = first * OUT_STRIDE + head * WIDTH + (row[:, None] * OUT_STRIDE + channel[None, :])
     lse_row = head.to(tl.int64) * ROWS + first + row
     if JOIN:
@@ -213,10 +238,15 @@ def launch(
     if before is not None:
         need_rows(other=before[0], other_lse=before[1], out=out)
     k2, v2, first = second or (k, v, 0)
-    parts = keys.extent // BLOCK if keys.extent > BLOCK else 1
+    parts = -(-keys.extent // BLOCK)
     if k2.stride(0) != k.stride(0) or v.stride(0) != k.stride(0) or v2.stride(0) != k.stride(0):
         raise ValueError("k and v have rows of different strides; pass both, and their second source, in one layout")
     other, other_lse = before or (out, out)
+    stride, options = k.stride(0), tuning(q) | changes
+    options["TENSOR_MAP"] = int(options["TENSOR_MAP"] and second is None and mappable(k) and mappable(v))
+    if options["TENSOR_MAP"]:
+        k, v = mapped(k), mapped(v)
+        k2, v2 = k, v
     grid = (len(queries.starts) * parts, heads)
     if not grid[0]:
         return
@@ -238,7 +268,7 @@ def launch(
         lists.count,
         width**-0.5 * LOG2E,
         q.stride(0),
-        k.stride(0),
+        stride,
         out.stride(0),
         len(queries.starts),
         len(q),
@@ -252,15 +282,29 @@ def launch(
         TWO=second is not None,
         JOIN=before is not None,
         WRITE_LSE=lse is not None,
-        **(tuning(q) | changes),
+        **options,
     )
 
 
 def tuning(q: Tensor) -> dict[str, int]:
-    """Pipeline stages and warps."""
+    """Whether keys are read through tensor maps, pipeline stages and warps."""
     if q.element_size() > 2:
-        return {"STAGES": 1, "num_warps": 8}
-    return {"STAGES": 2, "num_warps": 4}
+        return {"TENSOR_MAP": 0, "STAGES": 1, "num_warps": 8}
+    return {"TENSOR_MAP": 0, "STAGES": 2, "num_warps": 4}
+
+
+def mappable(x: Tensor) -> bool:
+    """Whether a tensor map can describe these rows of heads: sixteen-byte steps, and a head a power of two."""
+    step = x.element_size()
+    return x.data_ptr() % 16 == 0 and x.stride(0) * step % 16 == 0 and x.shape[2] == power_of_two(x.shape[2]) >= 16
+
+
+def mapped(x: Tensor) -> Any:
+    """Rows [rows, heads, d] as a tensor map that hands out BLOCK rows of one head, zeros past the last."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    rows, heads, width = x.shape
+    return TensorDescriptor(x, [rows, heads * width], [x.stride(0), 1], [BLOCK, width])
 
 
 def need_heads(**tensors: Tensor) -> None:
