@@ -129,7 +129,7 @@ def decide(
         warnings.append(
             f"this checkpoint was trained to attend to {made_for:g} % of the video tiles and is rendered with {share:g} %"
         )
-    if share >= 100.0:
+    if share >= 100.0 and not gated:
         return Decision(None, tuple(warnings))
     return Decision(Sparsity(share, dense_first_steps, dense_layers), tuple(warnings))
 

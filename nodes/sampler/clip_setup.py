@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ...kernels.sparse_dispatch import choose_sparse
 from .. import host
 from .clip_attention import decide
 from .clip_choice import Choice
 from .clip_plan import SEGMENT_FRAMES, ClipPlan
 from .clip_render import NODE, ClipInputs, ClipSettings
-from .clip_sparse import sparse_attention
+from .clip_sparse import SparseClip
 from .node import unhurt
 
 log = logging.getLogger(host.PACK)
@@ -33,7 +34,10 @@ def with_attention(inputs: ClipInputs, settings: ClipSettings, choice: Choice, m
         log.warning("%s: %d frames are fewer than the %d the model was made for", NODE, frames, SEGMENT_FRAMES)
     if decision.sparsity is None:
         return settings
-    return replace(settings, attention=sparse_attention(decision.sparsity))
+    model = inputs.model.model
+    attention = SparseClip(decision.sparsity, model.dtype, model.config.head_dim)
+    choose_sparse(host.device(), model.dtype, model.config.head_dim).need_rows(rows)  # refuses what would take hours
+    return replace(settings, attention=attention)
 
 
 class Progress:

@@ -49,11 +49,7 @@ def test_a_semantic_clip_in_segments_is_one_video(graph, bench):
     prompt = graph("base_ref2va", segment_frames=22)
     render = bench.render(prompt)
     assert frames_of(render.video)[0] == Bench.FRAMES and len(render.metrics["segments"]) == 3
-    bars = [
-        e.data
-        for e in render.result.events
-        if e.kind == "progress" and e.data["node"] == key_of(prompt, SAMPLER)
-    ]
+    bars = [e.data for e in render.result.events if e.kind == "progress" and e.data["node"] == key_of(prompt, SAMPLER)]
     steps, chunks = 3 * 4, 3 * 2
     assert max(bar["value"] for bar in bars if bar["max"] == steps + chunks) == steps + chunks
     pictures = [p for p in render.result.previews if p.node == key_of(prompt, SAMPLER)]

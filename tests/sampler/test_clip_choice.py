@@ -115,7 +115,7 @@ GATED = {"gated": True, "rows": 38_710}
             "trained to attend to 10 % of the video tiles and is rendered with 30 %",
         ),
         ("vsa", FAST_V2, {**GATED, "keep": 20.0}, 20.0, None),
-        ("vsa", FAST_V2, {**GATED, "keep": 100.0}, None, "rendered with 100 %"),
+        ("vsa", FAST_V2, {**GATED, "keep": 100.0}, 100.0, "rendered with 100 %"),  # the gates still act
         ("vsa", BASE_50, {"gated": False, "rows": 38_710, "keep": 10.0}, 10.0, "trained with dense attention"),
         ("dense", FAST_V1, GATED, None, "trained to attend to 10 % of the video tiles and is rendered with dense"),
         ("dense", BASE_50, {**GATED, "gated": False}, None, None),

@@ -15,9 +15,11 @@ from recompute_network import Network, diffusers_state
 from streamrender_h3.kernels.dense_attention import choose_dense
 from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.model import Form
+from streamrender_h3.nodes.sampler.clip_attention import RowSegments, Sparsity
 from streamrender_h3.nodes.sampler.clip_network import ClipLatents, ClipNetwork, ClipText
 from streamrender_h3.nodes.sampler.clip_plan import ClipShape, latents_of, sound_of
 from streamrender_h3.nodes.sampler.clip_recipes import FAST_V1
+from streamrender_h3.nodes.sampler.clip_sparse import SparseClip
 from streamrender_h3.workflows.nano.weights import TEXT_DIM, write_weights
 from test_independent_recompute import sensitive
 
@@ -102,6 +104,19 @@ def test_a_forward_equals_diffusers_with_the_attention_of_the_specification(plai
     wanted = given.video + sigmas[0] * v, given.audio + sigmas[1] * a
     assert error(found, wanted) <= LIMIT
     assert error(network_of(fast, shape)(given, step), wanted) > 1e-3  # dense and without gates
+
+
+@pytest.mark.parametrize("mode", SHAPES)
+@pytest.mark.parametrize("keep", [20.0, 50.0, 100.0])
+def test_the_packs_kernels_give_the_same(fast, mode, keep):
+    """Their definitions, on the CPU; dense steps and layers keep every tile and the gates."""
+    shape, given = SHAPES[mode], latents(SHAPES[mode])
+    packs = SparseClip(Sparsity(keep, dense_first_steps=1, dense_layers=frozenset({1})), torch.float32, 32)
+    found = network_of(fast, shape, packs)
+    assert error(found(given, 0), network_of(fast, shape, vsa_reference.TileOrdered(0.0))(given, 0)) <= LIMIT
+    wanted = vsa_reference.TileOrdered(1 - keep / 100, dense_layers=(1,))
+    assert error(found(given, 1), network_of(fast, shape, wanted)(given, 1)) <= LIMIT
+    assert packs.facts()["dense_layers"] == [1] and packs.working_bytes(RowSegments.of(shape, 70), 4, 32, 4) > 10**5
 
 
 def test_positions_and_tags_are_diffusers_own():

@@ -79,8 +79,14 @@ class VsaProcessor:
 class TileOrdered:
     """A `ClipAttention` in plain PyTorch: every tile is a slice of neighbouring rows."""
 
-    def __init__(self, sparsity: float, tile: tuple[int, int, int] = (4, 4, 4), dense_steps: int = 0) -> None:
-        self.sparsity, self.tile, self.dense_steps = sparsity, tile, dense_steps
+    def __init__(
+        self,
+        sparsity: float,
+        tile: tuple[int, int, int] = (4, 4, 4),
+        dense_steps: int = 0,
+        dense_layers: tuple[int, ...] = (),
+    ) -> None:
+        self.sparsity, self.tile, self.dense_steps, self.dense_layers = sparsity, tile, dense_steps, dense_layers
         self.calls: list[tuple[int, int, bool]] = []  # step, layer, whether there was a gate
 
     def facts(self) -> dict[str, Any]:
@@ -112,7 +118,8 @@ class Prepared:
         scores = torch.einsum("ihd,jhd->hij", means[0], means[1]) * scale
         mask = torch.ones(heads, count, count, dtype=torch.bool)
         video = count - self.prefix
-        kept = max(1, min(math.ceil((1 - self.attention.sparsity) * video), video))
+        sparsity = 0.0 if layer in self.attention.dense_layers else self.attention.sparsity
+        kept = max(1, min(math.ceil((1 - sparsity) * video), video))
         among = scores[:, self.prefix :, self.prefix :]
         bar = among.sort(-1, descending=True).values[..., kept - 1 : kept]
         mask[:, self.prefix :, self.prefix :] = among >= bar
