@@ -212,3 +212,55 @@ def test_frames_of_a_clip_that_needs_padding_show_its_last_map(host, from_clip):
     )[0]
     video, *_ = host.run("ClipSampler", **{**from_clip, "clip": clip})
     assert playable_frames(Path(video.get_stream_source())) == 3
+
+
+@pytest.fixture(scope="session")
+def gated(host):
+    """A FastH3-like model: the tiny one with gates."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(host.weights.model)
+    generator = torch.Generator().manual_seed(2)
+    for layer in range(TINY.layers):
+        gate = torch.randn(TINY.heads * TINY.head_dim, TINY.hidden, generator=generator)
+        state[f"dit.blocks.{layer}.attn.to_gate_compress.weight"] = 0.3 * gate
+    path = host.weights.model.with_name("fasth3_v1.safetensors")
+    save_file(state, path, {"qkv_layout": "stacked", "streamrender_h3.example": "random"})
+    return host.run("LoadModel", model_name=path.name, dtype="fp32", qkv_order="auto")[0]
+
+
+def test_a_checkpoint_with_gates_is_sampled_sparsely_without_being_asked(host, from_text, gated, caplog):
+    sparse = {**from_text, "model": gated, "recipe": "auto"}
+    with caplog.at_level(logging.INFO):
+        told = json.loads(host.run("ClipSampler", **sparse)[2])
+    assert told["recipe"] == "FastH3 V1 (4 steps)" and told["recipe_reason"] == "gates, and its name"
+    assert told["attention"]["name"] == "vsa" and told["attention"]["keep"] == 10.0
+    assert "video tiles" not in caplog.text and "sparse attention, working" in caplog.text
+    hashes = {told["latents_sha256"]}
+    for changes, words in (
+        ({"attention": "dense"}, "rendered with dense attention"),
+        ({"vsa_keep_percent": 60.0}, "trained to attend to 10 % of the video tiles and is rendered with 60 %"),
+        ({"vsa_dense_first_steps": 2, "vsa_dense_layers": "0-1"}, "sparse attention, working"),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            told = json.loads(host.run("ClipSampler", **{**sparse, **changes})[2])
+        assert words in caplog.text
+        hashes.add(told["latents_sha256"])
+    assert len(hashes) >= 2  # one tile of video: sparse and its variants are the same, dense leaves the gates out
+
+
+def test_an_adapter_that_brings_gates_makes_the_model_sparse(host, inputs, from_text):
+    from safetensors.torch import save_file
+
+    folder = host.base / "models" / "loras"
+    folder.mkdir(exist_ok=True)
+    gate = torch.randn(TINY.heads * TINY.head_dim, TINY.hidden, generator=torch.Generator().manual_seed(3))
+    names = [f"transformer_blocks.{layer}.attn.to_gate_compress.set_weight" for layer in range(TINY.layers)]
+    save_file({name: gate.clone() for name in names}, folder / "fasth3_preview_gates.safetensors")
+    model, summary = host.run("LoRA", model=inputs["model"], lora_name="fasth3_preview_gates.safetensors", strength=1.0)
+    assert "bound 3 of 3" in summary
+    sparse = json.loads(host.run("ClipSampler", **{**from_text, "model": model, "recipe": "auto"})[2])
+    assert sparse["recipe"] == "FastH3 V1 (4 steps)" and sparse["attention"]["name"] == "vsa"
+    dense = json.loads(host.run("ClipSampler", **{**from_text, "recipe": "FastH3 V1 (4 steps)"})[2])
+    assert dense["attention"] == "dense" and dense["latents_sha256"] != sparse["latents_sha256"]
