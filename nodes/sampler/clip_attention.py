@@ -100,7 +100,7 @@ def decide(
     `gated` says whether the model has the gates of the compression branch. Raises `RenderError` for an unknown mode or share.
     """
     if mode not in MODES:
-        raise RenderError(f"attention is {mode!r}; choose one of {', '.join(MODES)}")
+        raise RenderError(f"attention_mode is {mode!r}; choose one of {', '.join(MODES)}")
     if not 0.0 <= keep <= 100.0:
         raise RenderError(
             f"vsa_keep_percent is {keep}; a share from 0 to 100 is needed. Set 0 for what the model was made for"
@@ -119,7 +119,7 @@ def decide(
     share = keep or made_for
     if not share:
         raise RenderError(
-            "attention is 'vsa', and this checkpoint was not trained for it; set vsa_keep_percent, or attention to 'dense'"
+            "attention_mode is 'vsa', and this checkpoint was not trained for it; set vsa_keep_percent, or 'dense'"
         )
     if made_for is None:
         warnings.append(

@@ -11,10 +11,12 @@ from typing import Any
 
 from ..loader import H3Model
 from ..loader.forms import LOW_RANK, TABLES, TIMES
+from .clip_network import ladder
 from .clip_recipes import BASE_50, FAST_TRIM, FAST_V1, FAST_V2, RECIPES, TURBO_4, TURBO_6, TURBO_8, Recipe
 from .finite import RenderError
 
 AUTO = "auto"
+PACK_SPARSITY = "h3.fasth3.vsa.sparsity"
 SIDE_FILE = "fastvideo_inference.json"  # beside FastVideo's checkpoints
 _TURBO = {4: TURBO_4, 6: TURBO_6, 8: TURBO_8}
 _TURBO_NAME = re.compile(r"turbo.*?(\d+)[ _-]*steps?|(\d+)[ _-]*steps?.*turbo", re.IGNORECASE)
@@ -33,7 +35,7 @@ class Choice:
 def choose_recipe(model: H3Model, asked: str = AUTO) -> Choice:
     """The recipe named by `asked`, else the one the checkpoint was made for. Raises `RenderError` for an unknown name."""
     side = _side_file(model)
-    keep = _keep_of(side)
+    keep = _keep_of(side) or _keep_in_pack(model)
     if asked != AUTO:
         if asked not in RECIPES:
             raise RenderError(f"recipe is {asked!r}; choose {AUTO} or one of {', '.join(RECIPES)}")
@@ -47,7 +49,7 @@ def choose_recipe(model: H3Model, asked: str = AUTO) -> Choice:
     if tensors.form is TABLES and TIMES in tensors:
         held = {float(time) for time in tensors(TIMES).flatten().tolist()}
         for recipe in RECIPES.values():
-            if held >= set(recipe.grid.h3_times()):
+            if held >= set(ladder(recipe.grid, clean=False)):
                 return Choice(recipe, keep, "the times of its finished tables")
     if side is not None and (told := _steps_of(side)):
         fast = FAST_V1 if told == FAST_V1.steps else FAST_TRIM if tensors.form is LOW_RANK else FAST_V2
@@ -71,6 +73,14 @@ def _side_file(model: H3Model) -> Any:
         except (OSError, ValueError):
             continue
     return None
+
+
+def _keep_in_pack(model: H3Model) -> float | None:
+    """The share that a FastH3 pack names in a tensor of its own."""
+    checkpoint = model.modulation.tensors.checkpoint
+    if PACK_SPARSITY not in checkpoint.tensors:
+        return None
+    return round(100.0 * (1.0 - float(checkpoint.read(PACK_SPARSITY).float().flatten()[0])), 4)
 
 
 def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

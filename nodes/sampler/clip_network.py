@@ -25,7 +25,7 @@ from ..model import (
 )
 from .clip_attention import ClipAttention, PreparedAttention, RowSegments
 from .clip_plan import ClipShape
-from .grids import TimeGrid, h3_time
+from .grids import CLEAN_TIME, TimeGrid, h3_time
 from .guidance import SINGLE, Branch
 from .pack import CLEAN, NOISY_AUDIO, NOISY_VIDEO, RowTimes
 
@@ -128,7 +128,7 @@ class ClipNetwork:
     def _step(self, step: int, device: torch.device) -> tuple[RowTimes, Modulation]:
         """The times of a denoising step and their modulation; only those of the present step are kept."""
         if self._now is None or self._now[0] != step:
-            times = RowTimes.at(self.grid.video[step], self.grid.audio[step], device)
+            times = clip_times(self.grid, step, device, clean=self.shape.picture is not None)
             self._now = step, times, self.tables.at(times.times)
         return self._now[1:]
 
@@ -147,6 +147,19 @@ class ClipNetwork:
                 prepared = self.attention.prepare(RowSegments.of(shape, len(tags)), tags.device)
             self._layouts[branch.name] = make_clip_layout(self.model, shape, tags, prepared)
         return self._layouts[branch.name]
+
+
+def clip_times(grid: TimeGrid, step: int, device: torch.device, *, clean: bool) -> RowTimes:
+    """The network times of a step. Without clean rows theirs is not among them: finished tables of text to video lack it."""
+    by_kind = h3_time(grid.video[step]), h3_time(grid.audio[step]), CLEAN_TIME
+    times = tuple(sorted(set(by_kind if clean else by_kind[:2])))
+    places = tuple(times.index(time) if time in times else 0 for time in by_kind)
+    return RowTimes(times, places, torch.tensor(places, device=device))
+
+
+def ladder(grid: TimeGrid, *, clean: bool) -> tuple[float, ...]:
+    """Every network time that a clip on this grid can ask for, ascending."""
+    return tuple(time for time in grid.h3_times() if clean or time != CLEAN_TIME)
 
 
 def make_clip_layout(

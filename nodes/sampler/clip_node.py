@@ -105,7 +105,7 @@ class ClipSamplerNode(io.ComfyNode):
                     tooltip="How strongly the class map pulls, from 0 to 20; 3 is usual. Only with guidance 'chain'.",
                 ),
                 io.Combo.Input(
-                    "attention",
+                    "attention_mode",
                     options=list(MODES),
                     default=MODES[0],
                     tooltip="'auto' is what the checkpoint was trained for: sparse (VSA) for FastH3 with gates, else dense. "
@@ -211,7 +211,7 @@ class ClipSamplerNode(io.ComfyNode):
         guidance: str,
         text_scale: float,
         structure_scale: float,
-        attention: str,
+        attention_mode: str,
         vsa_keep_percent: float,
         vsa_dense_first_steps: int,
         vsa_dense_layers: str,
@@ -233,7 +233,7 @@ class ClipSamplerNode(io.ComfyNode):
             inputs,
             settings,
             choice,
-            attention,
+            attention_mode,
             keep=vsa_keep_percent,
             dense_first_steps=vsa_dense_first_steps,
             dense_layers=layer_numbers(vsa_dense_layers, model.h3.config.layers),

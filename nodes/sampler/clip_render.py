@@ -22,7 +22,7 @@ from ..look import Look, LookError, TextLook, check_text_width, encode_picture, 
 from ..model import choose_form
 from ..palette import SemanticClip
 from .clip_attention import ClipAttention
-from .clip_network import ClipLatents, ClipNetwork, ClipText
+from .clip_network import ClipLatents, ClipNetwork, ClipText, ladder
 from .clip_plan import ClipPlan, ClipShape, Segment
 from .clip_recipes import Recipe
 from .finite import RenderError, require_finite, require_finite_step
@@ -163,7 +163,7 @@ def render_clip(
         hum = picture_noise(settings.seed, tuple(picture.shape))
     network = ClipNetwork(
         model.model,
-        model.modulation.tables(settings.grid.h3_times()).to(device),
+        model.modulation.tables(ladder(settings.grid, clean=inputs.clip is not None)).to(device),
         ClipText(look.text.to(device), look.tags.to(device), look.media_rows),
         inputs.shape(plan.segments[0].frames),
         settings.grid,

@@ -77,7 +77,7 @@ def test_the_latent_of_a_clip_goes_through_the_packs_decoder(graph, bench, comfy
     ("name", "changes", "words"),
     [
         ("fasth3_text_to_video", {"recipe": "telepathy"}, "telepathy"),
-        ("fasth3_text_to_video", {"attention": "vsa", "vsa_min_rows": 0}, "was not trained for it"),
+        ("fasth3_text_to_video", {"attention_mode": "vsa", "vsa_min_rows": 0}, "was not trained for it"),
         ("base_ref2va", {"guidance": "telepathy"}, "guidance"),
     ],
 )

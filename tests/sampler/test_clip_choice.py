@@ -7,12 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from streamrender_h3.nodes.codec import load_decoder
 from streamrender_h3.nodes.loader import load_h3, write_table_checkpoint
+from streamrender_h3.nodes.loader.forms import LOW_RANK
+from streamrender_h3.nodes.look import TextLook
 from streamrender_h3.nodes.sampler import RenderError
 from streamrender_h3.nodes.sampler.clip_attention import decide, layer_numbers
 from streamrender_h3.nodes.sampler.clip_choice import choose_recipe
+from streamrender_h3.nodes.sampler.clip_network import ladder
+from streamrender_h3.nodes.sampler.clip_plan import ClipPlan
 from streamrender_h3.nodes.sampler.clip_recipes import BASE_50, FAST_TRIM, FAST_V1, FAST_V2, RECIPES, TURBO_4
-from streamrender_h3.workflows.nano.weights import write_weights
+from streamrender_h3.nodes.sampler.clip_render import ClipInputs, ClipSettings, render_clip
+from streamrender_h3.workflows.nano.weights import TEXT_DIM, write_weights
 
 CPU = {"dtype": torch.float32, "device": "cpu"}
 
@@ -79,10 +85,32 @@ def test_a_turbo_adapter_and_finished_tables_decide_too(plain, tmp_path):
     assert choose_recipe(load_h3(written.path, **CPU)).recipe is TURBO_4
 
 
+def test_a_pack_of_finished_tables_has_no_clean_time_and_names_its_share(plain, tmp_path):
+    """FastH3 packs hold the times of text to video alone, and the sparsity in a tensor."""
+    model = load_h3(plain, **CPU)
+    times = ladder(FAST_V1.grid, clean=False)
+    assert len(times) == len(FAST_V1.grid.h3_times()) - 1 == 8
+    tables = model.modulation.tables(times)
+    state = {n.removeprefix("dit."): t for n, t in load_file(plain).items() if "adaln" not in n and "time_emb" not in n}
+    state |= {f"blocks.{i}.attn.vsa_gate.weight": torch.ones(128, 96) for i in range(3)}
+    state |= {f"h3.fasth3.blocks.{i}.adaln": table.flatten(1).contiguous() for i, table in enumerate(tables.blocks)}
+    state |= {"h3.fasth3.times": tables.times, "h3.fasth3.final.adaln": tables.final.flatten(1).contiguous()}
+    state |= {"h3.fasth3.version": torch.tensor([2]), "h3.fasth3.vsa.sparsity": torch.tensor([0.85])}
+    save_file(state, tmp_path / "pack.safetensors", {"streamrender_h3.example": "random"})
+    pack = load_h3(tmp_path / "pack.safetensors", **CPU)
+    choice = choose_recipe(pack)
+    assert (choice.recipe, choice.keep) == (FAST_V1, 15.0) and "finished tables" in choice.reason
+    words = TextLook(torch.randn(5, TEXT_DIM), torch.ones(5, dtype=torch.int64), 0, (64, 96))
+    codec = load_decoder(plain.parents[1] / "vae_approx" / "taeh3_example.safetensors")
+    chunks = list(render_clip(ClipInputs(words, pack, codec), ClipSettings(FAST_V1, ClipPlan.of(5), 1)))
+    whole = list(render_clip(ClipInputs(words, model, codec), ClipSettings(FAST_V1, ClipPlan.of(5), 1)))
+    torch.testing.assert_close(chunks[0].video, whole[0].video, rtol=1e-5, atol=1e-5)
+
+
 def test_trim_is_known_by_its_modulation_and_gates():
     tensors = SimpleNamespace(
-        form=__import__("streamrender_h3.nodes.loader.forms", fromlist=["LOW_RANK"]).LOW_RANK,
-        checkpoint=SimpleNamespace(headers=[SimpleNamespace(path="/nowhere/x.safetensors")]),
+        form=LOW_RANK,
+        checkpoint=SimpleNamespace(headers=[SimpleNamespace(path="/nowhere/x.safetensors")], tensors={}),
     )
     model = SimpleNamespace(
         adapters=(), modulation=SimpleNamespace(tensors=tensors), config=SimpleNamespace(gate_compress=True)

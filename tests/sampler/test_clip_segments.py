@@ -114,3 +114,13 @@ def test_values_that_are_no_numbers_stop_the_render_where_they_appear(world, set
     broken.text[3, 1] = torch.nan
     with pytest.raises(NonFiniteError, match="text states"):
         next(render_clip(replace(inputs, look=broken), settings))
+
+
+def test_a_clip_is_decoded_as_it_is_taken_and_not_before(world, settings, monkeypatch):
+    """After the last step memory is constant: every chunk is decoded when it is asked for."""
+    from streamrender_h3.nodes.sampler import clip_render
+
+    original, decoded = clip_render.decode_chunk, []
+    monkeypatch.setattr(clip_render, "decode_chunk", lambda *a, **k: decoded.append(1) or original(*a, **k))
+    for number, chunk in enumerate(render_clip(world[0], settings), 1):
+        assert len(decoded) == number and len(chunk.frames) <= 17

@@ -22,7 +22,7 @@ SETTINGS = {
     "guidance": "single (one call)",
     "text_scale": 1.5,
     "structure_scale": 3.0,
-    "attention": "auto",
+    "attention_mode": "auto",
     "vsa_keep_percent": 0.0,
     "vsa_dense_first_steps": 0,
     "vsa_dense_layers": "",
@@ -100,9 +100,9 @@ def test_the_chain_makes_three_calls_a_step(host, from_clip, forwards):
     [
         ({"recipe": "FastH3 V9"}, ("recipe is 'FastH3 V9'", "choose auto")),
         ({"guidance": "magic"}, ("guidance 'magic'", "choose one of")),
-        ({"attention": "magic"}, ("attention is 'magic'", "choose one of auto, dense, vsa")),
+        ({"attention_mode": "magic"}, ("attention_mode is 'magic'", "choose one of auto, dense, vsa")),
         ({"vsa_keep_percent": 120.0}, ("vsa_keep_percent is 120.0", "from 0 to 100")),
-        ({"attention": "vsa"}, ("was not trained for it", "set vsa_keep_percent")),
+        ({"attention_mode": "vsa"}, ("was not trained for it", "set vsa_keep_percent")),
         ({"vsa_dense_layers": "0, 9"}, ("vsa_dense_layers holds '9'", "from 0 to 2")),
         ({"segment_frames": 600}, ("600 frames", "at most 345", "Set 345")),
         ({"seed": -1}, ("seed is -1",)),
@@ -161,7 +161,8 @@ def test_a_prompt_is_encoded_from_a_folder_without_a_picture(host):
 def test_warnings_say_what_is_unusual(host, from_text, caplog):
     with caplog.at_level(logging.INFO):
         host.run(
-            "ClipSampler", **{**from_text, "recipe": "auto", "vsa_min_rows": 16384, "frames": 5, "attention": "vsa"}
+            "ClipSampler",
+            **{**from_text, "recipe": "auto", "vsa_min_rows": 16384, "frames": 5, "attention_mode": "vsa"},
         )
     assert "base (50 steps)" in caplog.text and "no mark of a distilled checkpoint" in caplog.text
     assert "fewer than vsa_min_rows" in caplog.text and "5 frames are fewer than the 124" in caplog.text
@@ -238,7 +239,7 @@ def test_a_checkpoint_with_gates_is_sampled_sparsely_without_being_asked(host, f
     assert "video tiles" not in caplog.text and "sparse attention, working" in caplog.text
     hashes = {told["latents_sha256"]}
     for changes, words in (
-        ({"attention": "dense"}, "rendered with dense attention"),
+        ({"attention_mode": "dense"}, "rendered with dense attention"),
         ({"vsa_keep_percent": 60.0}, "trained to attend to 10 % of the video tiles and is rendered with 60 %"),
         ({"vsa_dense_first_steps": 2, "vsa_dense_layers": "0-1"}, "sparse attention, working"),
     ):
