@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -37,21 +38,18 @@ class SparseClip:
 
     def working_bytes(self, segments: RowSegments, heads: int, head_dim: int, itemsize: int) -> int:
         """Means and lists of all heads, scores of some, and the attention to the rows before the video beside the result."""
-        tiles = Tiles.of((*segments.runs, segments.grid), TILE)
-        kept = kept_tiles(self._share, tiles.n_video)
-        means = 4 * heads * tiles.n_tiles * head_dim * FLOAT_BYTES
-        scores = SCORE_COPIES * HEADS_AT_ONCE * tiles.n_tiles**2 * FLOAT_BYTES
-        lists = heads * tiles.n_video * kept * INDEX_BYTES
+        of_video = math.prod(-(-side // step) for side, step in zip(segments.grid, TILE, strict=True))
+        tiles = of_video + sum(-(-run // math.prod(TILE)) for run in segments.runs)
+        kept = kept_tiles(1.0 - self.sparsity.keep / 100.0, of_video)
+        means = 4 * heads * tiles * head_dim * FLOAT_BYTES
+        scores = SCORE_COPIES * HEADS_AT_ONCE * tiles**2 * FLOAT_BYTES
+        lists = heads * of_video * kept * INDEX_BYTES
         results = segments.rows * heads * (2 * head_dim * itemsize + FLOAT_BYTES)
         return means + scores + lists + results
 
     def facts(self) -> dict[str, Any]:
         about = asdict(self.sparsity)
         return {"name": "vsa", "tile": list(TILE), **about, "dense_layers": sorted(self.sparsity.dense_layers)}
-
-    @property
-    def _share(self) -> float:
-        return 1.0 - self.sparsity.keep / 100.0
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,16 @@ def test_an_adapter_changes_gates_that_are_there_and_replaces_those_that_are_not
     assert adapted.model.blocks[0].attn.to_gate_compress is None  # the adapter brought one gate to a model without
 
 
+def test_fp8_on_load_takes_the_gates_too(tmp_path, twin, native, gates):
+    path = save(tmp_path / "gated.safetensors", spelled("native", twin, native, gates))
+    loaded = load_h3(path, weights="fp8", **CPU)
+    assert all(isinstance(block.attn.to_gate_compress, QuantLinear) for block in loaded.model.blocks)
+    counted = transformer_sizes(path, torch.float32, "fp8")
+    assert counted.blocks == loaded_sizes(loaded.model, loaded.config).blocks
+    plain = load_h3(save(tmp_path / "plain.safetensors", native), weights="fp8", **CPU)
+    assert all(block.attn.to_gate_compress is None for block in plain.model.blocks)
+
+
 def test_a_gate_in_codes_is_a_layer_like_the_others(tmp_path, twin, native, gates):
     """FastVideo's packed profile stores the gates in codes too."""
     loaded = load_h3(save(tmp_path / "gated.safetensors", spelled("native", twin, native, gates)), **CPU)
