@@ -92,9 +92,9 @@ def reference(
 
 
 @jit
-def key_rows(X, start, at, live, STRIDE, down, across, TENSOR_MAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def key_rows(X, start, at, live, STRIDE, down, across, TENSOR_MAP: tl.constexpr):
     """Rows from `start` of a head; past the `live` ones zeros, through a tensor map whatever comes next."""
-    if TENSOR_MAP:
+    if TENSOR_MAP:  # noqa: SIM108 (no ternary of two kinds of pointer compiles)
         rows = X.load([down + start, across])
     else:
         rows = tl.load(X + start.to(tl.int64) * STRIDE + at, mask=live, other=0.0)
@@ -102,7 +102,7 @@ def key_rows(X, start, at, live, STRIDE, down, across, TENSOR_MAP: tl.constexpr)
 
 
 @jit
-def seen_scores(q, k, row, live, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def seen_scores(q, k, row, live, BLOCK: tl.constexpr):
     """Products with a block of keys; a full one, the usual case, is not masked."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if live < BLOCK:
@@ -111,7 +111,7 @@ def seen_scores(q, k, row, live, BLOCK: tl.constexpr):  # type: ignore[no-untype
 
 
 @jit
-def absorb(scores, v, top, total, mixed, SCALE):  # type: ignore[no-untyped-def]
+def absorb(scores, v, top, total, mixed, SCALE):
     """One block of keys into the running softmax."""
     higher = tl.maximum(top, tl.max(scores, 1) * SCALE)
     weight = tl.exp2(scores * SCALE - higher[:, None])

@@ -53,7 +53,7 @@ def split_kernel(LISTED, COUNT, PAIRED, PARTS, QUERY_TILES, PAIRS, MOST, BLOCK: 
 
 
 @jit
-def alone(  # type: ignore[no-untyped-def]
+def alone(
     q, K, V, STARTS, SIZES, listed, count, at, row, wide, STRIDE, down, across, top, total, mixed, SCALE,
     BLOCK: tl.constexpr, TENSOR_MAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def alone(  # type: ignore[no-untyped-def]
 
 
 @jit
-def finish(  # type: ignore[no-untyped-def]
+def finish(
     OUT, BEFORE, BEFORE_LSE, first, asked, head, row, channel, wide, top, total, mixed, ROWS, OUT_STRIDE,
     WIDTH: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
@@ -225,8 +225,8 @@ def launch(
         kernel[(pairs, heads)](
             q, *sources, out, other, other_lse, queries.starts, queries.sizes, keys.starts, keys.sizes, listed, count,
             width**-0.5 * LOG2E, *q.stride()[:2], *k.stride()[:2], *map_steps(k), out.stride(0),
-            len(queries.starts), pairs, len(q), lists.listed.shape[-1], WIDTH=width, BLOCK_WIDTH=max(16, power_of_two(width)), BLOCK=BLOCK,
-            JOIN=before is not None, **options,
+            len(queries.starts), pairs, len(q), lists.listed.shape[-1], WIDTH=width,
+            BLOCK_WIDTH=max(16, power_of_two(width)), BLOCK=BLOCK, JOIN=before is not None, **options,
         )  # fmt: skip
 
 

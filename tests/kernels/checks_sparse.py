@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from check_tools import ATTENTION, DEVICE, ELEMENTWISE, SOURCE, off, random
+from safetensors.torch import load_file
 from streamrender_h3.kernels import block_sparse, compression, pair_sparse, tile_lists, tile_means
 from streamrender_h3.kernels.block_sparse import Lists, Spans
 from streamrender_h3.kernels.sparse_attention import spans
+from streamrender_h3.kernels.sparse_dispatch import choose_sparse
 from streamrender_h3.kernels.tiles import Tiles
 
 Lines = Iterator[tuple]
@@ -26,7 +30,7 @@ def some_lists(queries: int, keys: int, most: int, always: int, heads: int = HEA
     count = torch.randint(1, most + 1, (heads, queries), generator=SOURCE)
     count[:, 0] = 0
     listed = torch.full(
-        (HEADS, queries, most), 10**6, dtype=torch.int32
+        (heads, queries, most), 10**6, dtype=torch.int32
     )  # a kernel must not follow what is past the count
     for head in range(heads):
         for query in range(queries):
@@ -189,3 +193,19 @@ def gated_means(dtype: torch.dtype) -> Lines:
             side.__module__.split(".")[-1] + " " + side.__name__,
             off(side(out.clone(), gate, mixed, tiles.of_row), expected),
         )
+
+
+def outputs_of_fastvideo(dtype: torch.dtype) -> Lines:
+    """The whole operation as this card runs it; fp16 and bf16 round the gate and the weights."""
+    folder = Path(__file__).parents[1] / "golden"
+    tensors = load_file(folder / "vsa_tiny.safetensors")
+    chosen = choose_sparse(DEVICE, dtype, 32, "triton")
+    for case in json.loads((folder / "vsa_tiny.json").read_text())["tensors"]:
+        tiles = Tiles.of([*case["prefix"], tuple(case["grid"])], tuple(case["tile"]))
+        q, k, v, gate = (tensors[name][tiles.order].to(DEVICE, dtype) for name in ("q", "k", "v", "gate"))
+        for variant in case["variants"]:
+            for name, given in (("out", None), ("out_gated", gate)):
+                if variant["has_output"]:
+                    made = chosen.run(q, k, v, tiles.to(DEVICE), variant["sparsity"], gate=given, mode=variant["mode"])
+                    expected = tensors[f"{variant['key']}.{name}"][tiles.order].to(DEVICE)
+                    yield f"{variant['key']} {name}", off(made, expected), ATTENTION[dtype] * 1.5
