@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .launch import jit, need_rows, power_of_two, tl
+from .launch import jit, need_columns, need_rows, power_of_two, tl
 
 LOG2E = 1.4426950408889634
 NO_ROWS = torch.zeros(0, dtype=torch.int64)
@@ -92,17 +92,17 @@ def reference(
 
 
 @jit
-def key_rows(X, start, head, at, live, STRIDE, WIDTH: tl.constexpr, TENSOR_MAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows from `start` of a head; past `live` rows zeros, through a tensor map whatever comes next."""
-    if TENSOR_MAP:
-        rows = X.load([start, head * WIDTH])
+def key_rows(X, start, at, live, STRIDE, down, across, TENSOR_MAP: tl.constexpr):
+    """Rows from `start` of a head; past the `live` ones zeros, through a tensor map whatever comes next."""
+    if TENSOR_MAP:  # noqa: SIM108 (no ternary of two kinds of pointer compiles)
+        rows = X.load([down + start, across])
     else:
-        rows = tl.load(X + start.to(tl.int64) * STRIDE + head * WIDTH + at, mask=live, other=0.0)
+        rows = tl.load(X + start.to(tl.int64) * STRIDE + at, mask=live, other=0.0)
     return rows
 
 
 @jit
-def seen_scores(q, k, row, live, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def seen_scores(q, k, row, live, BLOCK: tl.constexpr):
     """Products with a block of keys; a full one, the usual case, is not masked."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if live < BLOCK:
@@ -111,7 +111,7 @@ def seen_scores(q, k, row, live, BLOCK: tl.constexpr):  # type: ignore[no-untype
 
 
 @jit
-def absorb(scores, v, top, total, mixed, SCALE):  # type: ignore[no-untyped-def]
+def absorb(scores, v, top, total, mixed, SCALE):
     """One block of keys into the running softmax."""
     higher = tl.maximum(top, tl.max(scores, 1) * SCALE)
     weight = tl.exp2(scores * SCALE - higher[:, None])
@@ -140,7 +140,11 @@ def kernel(
     COUNT,
     SCALE,
     Q_STRIDE,
+    Q_HEAD_STRIDE,
     KV_STRIDE,
+    KV_HEAD_STRIDE,
+    MAP_ROWS,
+    MAP_COLUMNS,
     OUT_STRIDE,
     QUERY_TILES,
     ROWS,
@@ -171,12 +175,19 @@ def kernel(
     wide = (channel < WIDTH)[None, :]
     asked = row < tl.load(Q_SIZES + tile) - within
     here = asked[:, None] & wide
-    q_at = Q + first * Q_STRIDE + head * WIDTH
+    q_at = Q + first * Q_STRIDE + head.to(tl.int64) * Q_HEAD_STRIDE
     q = tl.load(q_at + row[:, None] * Q_STRIDE + channel[None, :], mask=here, other=0.0)
     list_at = head.to(tl.int64) * QUERY_TILES + tile
     steps = (ALWAYS + tl.load(COUNT + list_at)) * PARTS
     listed = LISTED + list_at * MOST
     at = row[:, None] * KV_STRIDE + channel[None, :]
+    down = head * MAP_ROWS
+    across = head * MAP_COLUMNS
+    if not TENSOR_MAP:
+        K += head.to(tl.int64) * KV_HEAD_STRIDE
+        V += head.to(tl.int64) * KV_HEAD_STRIDE
+        K2 += head.to(tl.int64) * KV_HEAD_STRIDE
+        V2 += head.to(tl.int64) * KV_HEAD_STRIDE
     top = tl.full((BLOCK,), -1e30, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     mixed = tl.zeros((BLOCK, BLOCK_WIDTH), tl.float32)
@@ -191,9 +202,9 @@ def kernel(
         if TWO and key >= FIRST_OF_2:
             keys, values = K2, V2
         whole = (row < live)[:, None] & wide
-        k = key_rows(keys, start, head, at, whole, KV_STRIDE, WIDTH, TENSOR_MAP)
+        k = key_rows(keys, start, at, whole, KV_STRIDE, down, across, TENSOR_MAP)
         scores = seen_scores(q, k, row, live, BLOCK)
-        v = key_rows(values, start, head, at, whole, KV_STRIDE, WIDTH, TENSOR_MAP)
+        v = key_rows(values, start, at, whole, KV_STRIDE, down, across, TENSOR_MAP)
         top, total, mixed = absorb(scores, v, top, total, mixed, SCALE)
     out_at = first * OUT_STRIDE + head * WIDTH + (row[:, None] * OUT_STRIDE + channel[None, :])
     lse_row = head.to(tl.int64) * ROWS + first + row
@@ -226,34 +237,29 @@ def launch(
     second: tuple[Tensor, Tensor, int] | None = None,
     **changes: int,
 ) -> None:
-    """`reference`, by one kernel; rows of q, k, v and out may lie apart, their heads may not.
+    """`reference`, by one kernel; rows and heads of q, k and v may lie apart, k and v alike.
 
     `before` is attention of the same queries over other keys (like out, its log-sum-exp [heads, query rows] float32); the
     result is then over both. `second` is (k, v, first tile): from that tile on, `keys.starts` count rows there. `changes` to
-    the tuning are for measurements.
+    the tuning are for measurements. Through tensor maps the rows after a ragged tile are read too, and must be finite.
     """
     heads, width = q.shape[1:]
-    tensors = {"q": q, "k": k, "v": v, "out": out}
-    need_heads(**tensors)
+    k2, v2, first = second or (k, v, 0)
+    need_layout(q, k, v, k2, v2, out=out)
     if before is not None:
         need_rows(other=before[0], other_lse=before[1], out=out)
-    k2, v2, first = second or (k, v, 0)
-    parts = -(-keys.extent // BLOCK)
-    if k2.stride(0) != k.stride(0) or v.stride(0) != k.stride(0) or v2.stride(0) != k.stride(0):
-        raise ValueError("k and v have rows of different strides; pass both, and their second source, in one layout")
     other, other_lse = before or (out, out)
-    stride, options = k.stride(0), tuning(q) | changes
-    options["TENSOR_MAP"] = int(options["TENSOR_MAP"] and second is None and mappable(k) and mappable(v))
-    if options["TENSOR_MAP"]:
-        k, v = mapped(k), mapped(v)
-        k2, v2 = k, v
+    parts = -(-keys.extent // BLOCK)
     grid = (len(queries.starts) * parts, heads)
+    options = tuning(q) | changes
+    sources, options["TENSOR_MAP"] = mapped(k, v, bool(options["TENSOR_MAP"]) and second is None)
+    if options["TENSOR_MAP"]:
+        k2, v2 = sources
     if not grid[0]:
         return
     kernel[grid](
         q,
-        k,
-        v,
+        *sources,
         k2,
         v2,
         out,
@@ -267,8 +273,9 @@ def launch(
         lists.listed,
         lists.count,
         width**-0.5 * LOG2E,
-        q.stride(0),
-        stride,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *map_steps(k),
         out.stride(0),
         len(queries.starts),
         len(q),
@@ -293,25 +300,38 @@ def tuning(q: Tensor) -> dict[str, int]:
     return {"TENSOR_MAP": 0, "STAGES": 2, "num_warps": 4}
 
 
-def mappable(x: Tensor) -> bool:
-    """Whether a tensor map can describe these rows of heads: sixteen-byte steps, and a head a power of two."""
-    step = x.element_size()
-    return x.data_ptr() % 16 == 0 and x.stride(0) * step % 16 == 0 and x.shape[2] == power_of_two(x.shape[2]) >= 16
+def map_steps(x: Tensor) -> tuple[int, int]:
+    """Rows and columns from head to head of the matrix that a tensor map sees: heads beside or below one another."""
+    rows, _, width = x.shape
+    return (0, width) if x.stride(1) == width else (rows, 0)
 
 
-def mapped(x: Tensor) -> Any:
-    """Rows [rows, heads, d] as a tensor map that hands out BLOCK rows of one head, zeros past the last."""
+def mapped(k: Tensor, v: Tensor, wanted: bool) -> tuple[tuple[Any, Any], int]:
+    """k and v [rows, heads, d] as tensor maps that hand out BLOCK rows of one head, zeros past the last; 1 where that is so.
+
+    Needs steps of sixteen bytes, a head of a power of two, and heads that follow one another in a row or row after row.
+    """
+    rows, heads, width = k.shape
+    beside = k.stride(1) == width
+    below = k.stride(0) == width and k.stride(1) == rows * width
+    even = all(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in (k, v))
+    if not (wanted and even and (beside or below) and width == max(16, power_of_two(width))):
+        return (k, v), 0
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    rows, heads, width = x.shape
-    return TensorDescriptor(x, [rows, heads * width], [x.stride(0), 1], [BLOCK, width])
+    shape = [rows, heads * width] if beside else [rows * heads, width]
+    return tuple(TensorDescriptor(x, shape, [x.stride(0), 1], [BLOCK, width]) for x in (k, v)), 1
 
 
-def need_heads(**tensors: Tensor) -> None:
-    """Raises `ValueError` unless the heads of a row [rows, heads, d] follow one another; its rows may lie anywhere."""
-    for name, tensor in tensors.items():
-        if tensor.stride(-1) != 1 or tensor.stride(-2) != tensor.shape[-1]:
-            raise ValueError(
-                f"{name} {tuple(tensor.shape)} has strides {tensor.stride()}, and a kernel needs the heads of a row "
-                "contiguous; call .contiguous() on it first"
-            )
+def need_layout(q: Tensor, *keys: Tensor, out: Tensor) -> None:
+    """Raises `ValueError` for what a kernel would misread: channels apart, keys and values of several layouts."""
+    need_columns(q=q, **dict(zip(("k", "v", "k2", "v2"), keys, strict=False)))
+    if len({x.stride() for x in keys}) > 1:
+        raise ValueError(
+            f"k and v have strides {', '.join(str(x.stride()) for x in keys)}, and a kernel needs the same; "
+            "call .contiguous() on them first"
+        )
+    if out.stride(2) != 1 or out.stride(1) != out.shape[2]:
+        raise ValueError(
+            f"out {tuple(out.shape)} has strides {out.stride()}, and a kernel writes whole rows; make it contiguous"
+        )

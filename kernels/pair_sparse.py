@@ -16,9 +16,9 @@ from .block_sparse import (
     Spans,
     absorb,
     key_rows,
-    mappable,
+    map_steps,
     mapped,
-    need_heads,
+    need_layout,
     seen_scores,
 )
 from .launch import jit, need_rows, power_of_two, tl
@@ -53,9 +53,9 @@ def split_kernel(LISTED, COUNT, PAIRED, PARTS, QUERY_TILES, PAIRS, MOST, BLOCK: 
 
 
 @jit
-def alone(  # type: ignore[no-untyped-def]
-    q, K, V, STARTS, SIZES, listed, count, head, at, row, wide, STRIDE, top, total, mixed, SCALE,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, TENSOR_MAP: tl.constexpr, STAGES: tl.constexpr,
+def alone(
+    q, K, V, STARTS, SIZES, listed, count, at, row, wide, STRIDE, down, across, top, total, mixed, SCALE,
+    BLOCK: tl.constexpr, TENSOR_MAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The key tiles of a list into one block of queries."""
     for step in tl.range(0, count, num_stages=STAGES):
@@ -63,15 +63,15 @@ def alone(  # type: ignore[no-untyped-def]
         start = tl.load(STARTS + key)
         live = tl.load(SIZES + key)
         whole = (row < live)[:, None] & wide
-        k = key_rows(K, start, head, at, whole, STRIDE, WIDTH, TENSOR_MAP)
+        k = key_rows(K, start, at, whole, STRIDE, down, across, TENSOR_MAP)
         scores = seen_scores(q, k, row, live, BLOCK)
-        v = key_rows(V, start, head, at, whole, STRIDE, WIDTH, TENSOR_MAP)
+        v = key_rows(V, start, at, whole, STRIDE, down, across, TENSOR_MAP)
         top, total, mixed = absorb(scores, v, top, total, mixed, SCALE)
     return top, total, mixed
 
 
 @jit
-def finish(  # type: ignore[no-untyped-def]
+def finish(
     OUT, BEFORE, BEFORE_LSE, first, asked, head, row, channel, wide, top, total, mixed, ROWS, OUT_STRIDE,
     WIDTH: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
@@ -106,7 +106,11 @@ def kernel(
     COUNT,
     SCALE,
     Q_STRIDE,
+    Q_HEAD_STRIDE,
     KV_STRIDE,
+    KV_HEAD_STRIDE,
+    MAP_ROWS,
+    MAP_COLUMNS,
     OUT_STRIDE,
     QUERY_TILES,
     PAIRS,
@@ -130,15 +134,20 @@ def kernel(
     b_first = tl.load(Q_STARTS + 2 * pair + 1, mask=there, other=0).to(tl.int64)
     a_asked = row < tl.load(Q_SIZES + 2 * pair)
     b_asked = row < tl.load(Q_SIZES + 2 * pair + 1, mask=there, other=0)
-    q_at = row[:, None] * Q_STRIDE + channel[None, :]
-    a = tl.load(Q + a_first * Q_STRIDE + head * WIDTH + q_at, mask=a_asked[:, None] & wide, other=0.0)
-    b = tl.load(Q + b_first * Q_STRIDE + head * WIDTH + q_at, mask=b_asked[:, None] & wide, other=0.0)
+    q_at = head.to(tl.int64) * Q_HEAD_STRIDE + (row[:, None] * Q_STRIDE + channel[None, :])
+    a = tl.load(Q + a_first * Q_STRIDE + q_at, mask=a_asked[:, None] & wide, other=0.0)
+    b = tl.load(Q + b_first * Q_STRIDE + q_at, mask=b_asked[:, None] & wide, other=0.0)
     list_at = head.to(tl.int64) * PAIRS + pair
     listed = LISTED + list_at * 2 * MOST
     shared = tl.load(COUNT + 3 * list_at)
     of_a = tl.load(COUNT + 3 * list_at + 1)
     of_b = tl.load(COUNT + 3 * list_at + 2)
     at = row[:, None] * KV_STRIDE + channel[None, :]
+    down = head * MAP_ROWS
+    across = head * MAP_COLUMNS
+    if not TENSOR_MAP:
+        K += head.to(tl.int64) * KV_HEAD_STRIDE
+        V += head.to(tl.int64) * KV_HEAD_STRIDE
     a_top = tl.full((BLOCK,), -1e30, tl.float32)
     a_total = tl.zeros((BLOCK,), tl.float32)
     a_mixed = tl.zeros((BLOCK, BLOCK_WIDTH), tl.float32)
@@ -148,23 +157,23 @@ def kernel(
         start = tl.load(STARTS + key)
         live = tl.load(SIZES + key)
         whole = (row < live)[:, None] & wide
-        k = key_rows(K, start, head, at, whole, KV_STRIDE, WIDTH, TENSOR_MAP)
-        v = key_rows(V, start, head, at, whole, KV_STRIDE, WIDTH, TENSOR_MAP)
+        k = key_rows(K, start, at, whole, KV_STRIDE, down, across, TENSOR_MAP)
+        v = key_rows(V, start, at, whole, KV_STRIDE, down, across, TENSOR_MAP)
         scores = seen_scores(a, k, row, live, BLOCK)
         a_top, a_total, a_mixed = absorb(scores, v, a_top, a_total, a_mixed, SCALE)
         scores = seen_scores(b, k, row, live, BLOCK)
         b_top, b_total, b_mixed = absorb(scores, v, b_top, b_total, b_mixed, SCALE)
     a_top, a_total, a_mixed = alone(
-        a, K, V, STARTS, SIZES, listed + shared, of_a, head, at, row, wide, KV_STRIDE, a_top, a_total, a_mixed, SCALE,
-        WIDTH, BLOCK, TENSOR_MAP, STAGES,
+        a, K, V, STARTS, SIZES, listed + shared, of_a, at, row, wide, KV_STRIDE, down, across, a_top, a_total,
+        a_mixed, SCALE, BLOCK, TENSOR_MAP, STAGES,
     )  # fmt: skip
     finish(
         OUT, BEFORE, BEFORE_LSE, a_first, a_asked, head, row, channel, wide, a_top, a_total, a_mixed, ROWS, OUT_STRIDE,
         WIDTH, JOIN,
     )  # fmt: skip
     b_top, b_total, b_mixed = alone(
-        b, K, V, STARTS, SIZES, listed + shared + of_a, of_b, head, at, row, wide, KV_STRIDE, b_top, b_total, b_mixed, SCALE,
-        WIDTH, BLOCK, TENSOR_MAP, STAGES,
+        b, K, V, STARTS, SIZES, listed + shared + of_a, of_b, at, row, wide, KV_STRIDE, down, across, b_top, b_total,
+        b_mixed, SCALE, BLOCK, TENSOR_MAP, STAGES,
     )  # fmt: skip
     finish(
         OUT, BEFORE, BEFORE_LSE, b_first, b_asked, head, row, channel, wide, b_top, b_total, b_mixed, ROWS, OUT_STRIDE,
@@ -199,29 +208,25 @@ def launch(
 ) -> None:
     """`block_sparse.reference` without the tiles seen always, by two kernels; `changes` to the tuning are for measurements."""
     heads, width = q.shape[1:]
-    need_heads(q=q, k=k, v=v, out=out)
+    need_layout(q, k, v, out=out)
     if lists.always or keys.extent > BLOCK:
         raise ValueError(
             f"{lists.always} tiles seen always and tiles of {keys.extent} rows; pairs take none and {BLOCK} at most, "
             "use block_sparse"
         )
-    if v.stride(0) != k.stride(0):
-        raise ValueError("k and v have rows of different strides; pass both in one layout")
     if before is not None:
         need_rows(other=before[0], other_lse=before[1], out=out)
     other, other_lse = before or (out, out)
     listed, count = paired(lists)
     pairs = listed.shape[1]
-    stride, options = k.stride(0), tuning(q) | changes
-    options["TENSOR_MAP"] = int(options["TENSOR_MAP"] and mappable(k) and mappable(v))
-    if options["TENSOR_MAP"]:
-        k, v = mapped(k), mapped(v)
+    options = tuning(q) | changes
+    sources, options["TENSOR_MAP"] = mapped(k, v, bool(options["TENSOR_MAP"]))
     if pairs:
         kernel[(pairs, heads)](
-            q, k, v, out, other, other_lse, queries.starts, queries.sizes, keys.starts, keys.sizes, listed, count,
-            width**-0.5 * LOG2E, q.stride(0), stride, out.stride(0), len(queries.starts), pairs, len(q),
-            lists.listed.shape[-1], WIDTH=width, BLOCK_WIDTH=max(16, power_of_two(width)), BLOCK=BLOCK,
-            JOIN=before is not None, **options,
+            q, *sources, out, other, other_lse, queries.starts, queries.sizes, keys.starts, keys.sizes, listed, count,
+            width**-0.5 * LOG2E, *q.stride()[:2], *k.stride()[:2], *map_steps(k), out.stride(0),
+            len(queries.starts), pairs, len(q), lists.listed.shape[-1], WIDTH=width,
+            BLOCK_WIDTH=max(16, power_of_two(width)), BLOCK=BLOCK, JOIN=before is not None, **options,
         )  # fmt: skip
 
 

@@ -131,7 +131,8 @@ def _fine(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, lists: Lists, steps: St
     if rows:
         out[:rows] = dense.run(q[:rows], k, v)
     if rows and lists.always and dense.run_lse is not None:
-        before = dense.run_lse(q[rows:], k[:rows], v[:rows])
+        other, lse = dense.run_lse(q[rows:], k[:rows], v[:rows])
+        before = other.contiguous(), lse.contiguous()
         lists = Lists(0, lists.listed, lists.count)
     everything = spans(tiles)
     queries = Spans(tiles.starts[first:] - rows, tiles.sizes[first:], tiles.extent)

@@ -120,7 +120,9 @@ def _tested(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
     exact = choose_dense(torch.device("cpu"), torch.float32, head_dim, "sdpa")
     with torch.inference_mode():
         expected = vsa(q.float(), k.float(), v.float(), tiles, 0.7, steps=REFERENCE, dense=exact, gate=gate.float())
-        here = (x.to(device) for x in (q, k, v))
-        made = vsa(*here, tiles.to(device), 0.7, steps=KERNELS, dense=dense, gate=gate.to(device))
+        here = tiles.to(device)
+        made = vsa(
+            q.to(device), k.to(device), v.to(device), here, 0.7, steps=KERNELS, dense=dense, gate=gate.to(device)
+        )
     compare(made.cpu(), expected)
     return KERNELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .block_sparse import Spans, need_heads
+from .block_sparse import Spans
 from .launch import jit, power_of_two, tl
 
 
@@ -54,7 +54,10 @@ def tuning() -> dict[str, int]:
 def launch(x: Tensor, tiles: Spans, **changes: int) -> Tensor:
     """`reference`, by one kernel; `changes` to the tuning are for measurements."""
     heads, width = x.shape[1:]
-    need_heads(x=x)
+    if x.stride(2) != 1 or x.stride(1) != width:
+        raise ValueError(
+            f"x {tuple(x.shape)} has strides {x.stride()}, and a kernel needs the heads of a row contiguous"
+        )
     columns, count = heads * width, len(tiles.starts)
     out = torch.empty(heads, count, width, dtype=torch.float32, device=x.device)
     options = tuning() | changes

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from check_tools import ATTENTION, DEVICE, ELEMENTWISE, SOURCE, off, random
-from streamrender_h3.kernels import block_sparse, compression, tile_lists, tile_means
+from safetensors.torch import load_file
+from streamrender_h3.kernels import block_sparse, compression, pair_sparse, tile_lists, tile_means
 from streamrender_h3.kernels.block_sparse import Lists, Spans
 from streamrender_h3.kernels.sparse_attention import spans
+from streamrender_h3.kernels.sparse_dispatch import choose_sparse
 from streamrender_h3.kernels.tiles import Tiles
 
 Lines = Iterator[tuple]
@@ -21,28 +25,36 @@ def plan(tile: tuple[int, int, int] = (4, 4, 4)) -> Tiles:
     return Tiles.of(SEGMENTS, tile).to(DEVICE)
 
 
-def some_lists(queries: int, keys: int, most: int, always: int) -> Lists:
+def some_lists(queries: int, keys: int, most: int, always: int, heads: int = HEADS) -> Lists:
     """Random lists of different lengths, none at all for the first query tile."""
-    count = torch.randint(1, most + 1, (HEADS, queries), generator=SOURCE)
+    count = torch.randint(1, most + 1, (heads, queries), generator=SOURCE)
     count[:, 0] = 0
     listed = torch.full(
-        (HEADS, queries, most), 10**6, dtype=torch.int32
+        (heads, queries, most), 10**6, dtype=torch.int32
     )  # a kernel must not follow what is past the count
-    for head in range(HEADS):
+    for head in range(heads):
         for query in range(queries):
             some = torch.randperm(keys - always, generator=SOURCE)[: count[head, query]].sort().values + always
             listed[head, query, : len(some)] = some.int()
     return Lists(always, listed.to(DEVICE), count.int().to(DEVICE))
 
 
-def truth(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: Spans, keys: Spans, lists: Lists) -> tuple:
+def truth(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    queries: Spans,
+    keys: Spans,
+    lists: Lists,
+    before: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition in float64 from the rounded inputs."""
     q, k, v = (x.double().cpu() for x in (q, k, v))
     queries, keys = (Spans(x.starts.cpu(), x.sizes.cpu(), x.extent) for x in (queries, keys))
     listed = lists.listed.where(lists.listed < len(keys.starts), 0)
     lists = Lists(lists.always, listed.cpu(), lists.count.cpu())
-    out, lse = torch.zeros_like(q), torch.zeros(HEADS, len(q), dtype=torch.float64)
-    block_sparse.reference(q, k, v, queries, keys, lists, out, lse)
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[1], len(q), dtype=torch.float64)
+    block_sparse.reference(q, k, v, queries, keys, lists, out, lse, before=before and tuple(x.cpu() for x in before))
     return out.to(DEVICE), lse.to(DEVICE)
 
 
@@ -50,7 +62,7 @@ def block_sparse_attentions(dtype: torch.dtype) -> Lines:
     for tile in ((4, 4, 4), (4, 8, 8)):
         tiles = plan(tile)
         everything = spans(tiles)
-        for always, size, width in ((0, 1.0, 128), (tiles.n_prefix, 1.0, 128), (tiles.n_prefix, 30.0, 32)):
+        for always, size, width in ((0, 1.0, 128), (tiles.n_prefix, 30.0, 32)):
             qkv = random(tiles.rows, 3, HEADS, width, dtype=dtype)  # rows of q, k and v lie apart
             q, k, v = qkv.unbind(1)
             q, k = q * size**0.5, k * size**0.5
@@ -86,6 +98,36 @@ def joined(case: str, qkv: tuple[torch.Tensor, ...], tiles: Tiles, lists: Lists,
     block_sparse.launch(q, k, v, queries, everything, none, other, lse)
     block_sparse.launch(q, k, v, queries, everything, rest, made, before=(other, lse))
     yield f"{case}, joined", off(made, expected[after:]), 2 * ATTENTION[q.dtype]
+
+
+def pair_sparse_attentions(dtype: torch.dtype) -> Lines:
+    """Two query tiles at a time, an odd number of them, with keys beside and below one another, joined and not."""
+    tiles = plan()
+    everything = spans(tiles)
+    for dropped, size, width, maps, layout in (
+        (0, 1.0, 128, 0, "beside"),
+        (1, 1.0, 128, 1, "below"),
+        (1, 30.0, 32, 1, "beside"),
+    ):
+        last = tiles.n_tiles - dropped
+        queries = everything.part(tiles.n_prefix, last)
+        q, k, v = (random(tiles.rows, 2, width, dtype=dtype) for _ in range(3))
+        q, k = q * size**0.5, k * size**0.5
+        if layout == "below":
+            k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
+        lists = some_lists(last - tiles.n_prefix, tiles.n_tiles, 6, 0, heads=2)
+        rows = slice(tiles.prefix_rows, int(everything.starts[last - 1] + everything.sizes[last - 1]))
+        expected, _ = truth(q, k, v, queries, everything, lists)
+        case = f"{last - tiles.n_prefix} tiles, logits times {size:g}, heads {layout}, tensor maps {maps}"
+        made = torch.full_like(q, 7.0)
+        pair_sparse.launch(q, k, v, queries, everything, lists, made, TENSOR_MAP=maps)
+        assert (made[: rows.start] == 7).all() and (made[rows.stop :] == 7).all(), "rows of no query were written"
+        yield case, off(made[rows], expected[rows])
+        before = random(tiles.rows, 2, width, dtype=dtype), random(2, tiles.rows) * 3
+        expected, _ = truth(q, k, v, queries, everything, lists, before)
+        for module in (pair_sparse, block_sparse):
+            module.launch(q, k, v, queries, everything, lists, made, before=before, TENSOR_MAP=maps)
+            yield f"{case}, joined by {module.__name__.split('.')[-1]}", off(made[rows], expected[rows])
 
 
 def two_sources(dtype: torch.dtype) -> Lines:
@@ -151,3 +193,19 @@ def gated_means(dtype: torch.dtype) -> Lines:
             side.__module__.split(".")[-1] + " " + side.__name__,
             off(side(out.clone(), gate, mixed, tiles.of_row), expected),
         )
+
+
+def outputs_of_fastvideo(dtype: torch.dtype) -> Lines:
+    """The whole operation as this card runs it; fp16 and bf16 round the gate and the weights."""
+    folder = Path(__file__).parents[1] / "golden"
+    tensors = load_file(folder / "vsa_tiny.safetensors")
+    chosen = choose_sparse(DEVICE, dtype, 32, "triton")
+    for case in json.loads((folder / "vsa_tiny.json").read_text())["tensors"]:
+        tiles = Tiles.of([*case["prefix"], tuple(case["grid"])], tuple(case["tile"]))
+        q, k, v, gate = (tensors[name][tiles.order].to(DEVICE, dtype) for name in ("q", "k", "v", "gate"))
+        for variant in case["variants"]:
+            for name, given in (("out", None), ("out_gated", gate)):
+                if variant["has_output"]:
+                    made = chosen.run(q, k, v, tiles.to(DEVICE), variant["sparsity"], gate=given, mode=variant["mode"])
+                    expected = tensors[f"{variant['key']}.{name}"][tiles.order].to(DEVICE)
+                    yield f"{variant['key']} {name}", off(made, expected), ATTENTION[dtype] * 1.5

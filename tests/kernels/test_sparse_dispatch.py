@@ -49,7 +49,7 @@ def test_a_named_form_that_cannot_run_is_an_error(monkeypatch):
 
 
 def test_an_unknown_name_is_an_error():
-    with pytest.raises(AttentionError, match="SRH3_SPARSE is 'fast', .* choose one of auto, triton, eager, off"):
+    with pytest.raises(AttentionError, match=r"SRH3_SPARSE is 'fast', .* choose one of auto, triton, eager, off"):
         choose_sparse(CPU, torch.float32, 32, "fast")
 
 
