@@ -91,7 +91,7 @@ def measure(options: Options) -> list[Report]:
     peak = matmul_peak(device, dtype)
     made = []
     for size in sizes(options):
-        for frames in FRAMES[options.preset]:
+        for frames in options.frames or FRAMES[options.preset]:
             made.append(report(Clip(model, tables, text, shape_of(size, frames)), options, peak))
     fp8_weights.cache_clear()
     return made
@@ -160,15 +160,16 @@ def one(made: Report, clip: Clip, form: ClipForm, peak: float) -> None:
 
 
 def forms(model: H3, device: torch.device, part_of_name: str = "") -> Iterator[ClipForm]:
-    """Plain modules, then the fused form with both kinds of weights, each dense and sparse; those with `part_of_name`."""
+    """The fused form with both kinds of weights, each dense and sparse, and plain modules; those with `part_of_name`."""
     kind, fused = plain_kind(model), choose_form(model, device)
     fused = fused or Form(choose_dense(device, model.dtype, model.config.head_dim))
-    found = [ClipForm(f"{PLAIN}, dense", None, kind, None)]
+    found: list[ClipForm] = []
     linears = [kind, *([FP8] if quant_matmul.chosen(FP8, device).works or device.type == "cpu" else [])]
     for one_kind in linears:
         name = FUSED if one_kind == kind else f"{FUSED}, fp8 linears"
         found.append(ClipForm(f"{name}, dense", fused, one_kind, None))
         found += [ClipForm(f"{name}, keep {keep:g} %", fused, one_kind, keep) for keep in KEEPS]
+    found.append(ClipForm(f"{PLAIN}, dense", None, kind, None))
     return (one for one in found if part_of_name in one.name)
 
 

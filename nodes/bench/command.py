@@ -72,6 +72,9 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="TEXT",
         help="chunk and clip: only forms with this in their names (in chunk plain modules too)",
     )
+    parser.add_argument(
+        "--frames", action="append", type=int, default=[], metavar="N", help="clip: length; can be given several times"
+    )
     parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of a run of chunk, for roofline")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is one")
     parser.add_argument(
@@ -86,7 +89,7 @@ def run(args: Namespace) -> int:
         raise BenchError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
     where = machine(torch.device(device))
     sizes = tuple(size_of(text) for text in args.size)
-    options = Options(args.preset, sizes, device, args.text_rows, args.forms, args.source)
+    options = Options(args.preset, sizes, device, args.text_rows, args.forms, tuple(args.frames), args.source)
     reports: list[Report] = []
     with progress():
         for name in dict.fromkeys(args.parts):
