@@ -15,6 +15,8 @@ from .look.node import LookNode
 from .look.prompt_node import PromptBuilderNode
 from .palette.node import SemanticPaletteEncodeNode
 from .preview import SESSIONS, PreviewRoutes
+from .sampler.clip_node import ClipSamplerNode
+from .sampler.clip_text_node import TextNode
 from .sampler.look_node import LookChangeNode
 from .sampler.node import StreamSamplerNode
 from .schedule.node import StreamScheduleNode
@@ -27,6 +29,8 @@ NODES: list[type[io.ComfyNode]] = [
     LoadDecoderNode,
     StreamScheduleNode,
     StreamSamplerNode,
+    ClipSamplerNode,
+    TextNode,
     DecodeLatentNode,
     LookChangeNode,
     LoRANode,

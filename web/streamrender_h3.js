@@ -6,7 +6,7 @@ import { executionIds, holdBackStills, watchQueue, workflowNames } from "./playe
 import { Player } from "./player/player.mjs";
 import { Sessions } from "./player/sessions.mjs";
 
-const NODES = ["SRH3_StreamSampler"];
+const NODES = ["SRH3_StreamSampler", "SRH3_ClipSampler"];
 const EVENT = "streamrender_h3.preview";
 const MIN_HEIGHT = 380;
 const MIN_WIDTH = 380;

@@ -37,6 +37,9 @@ PARTS = {
     "attention": Part(".attention", "every attention that runs here, at the transformer's shapes"),
     "kernels": Part(".kernel_rows", "the transformer's kernels between the matrix products"),
     "peer": Part(".peer", "the same window through diffusers"),
+    "clip": Part(
+        ".clip", "ms per denoising step of a whole clip from text, dense and over 20 and 10 % of its video", False
+    ),
     "decoder": Part(".decoder", "ms per pair of the ViT decoder, from plain PyTorch to its fastest form", False),
     "roofline": Part(".roofline", "what other cards may reach, by arithmetic, from an earlier run of chunk", False),
 }
@@ -64,7 +67,13 @@ def arguments(parser: ArgumentParser) -> None:
         "--text-rows", type=int, metavar="N", help="rows of the prompt, its picture included (default: 1883 in full)"
     )
     parser.add_argument(
-        "--forms", default="", metavar="TEXT", help="chunk: only forms with this in their names, and plain modules"
+        "--forms",
+        default="",
+        metavar="TEXT",
+        help="chunk and clip: only forms with this in their names (in chunk plain modules too)",
+    )
+    parser.add_argument(
+        "--frames", action="append", type=int, default=[], metavar="N", help="clip: length; can be given several times"
     )
     parser.add_argument("--from", dest="source", metavar="FILE", help="JSON of a run of chunk, for roofline")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is one")
@@ -80,7 +89,7 @@ def run(args: Namespace) -> int:
         raise BenchError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
     where = machine(torch.device(device))
     sizes = tuple(size_of(text) for text in args.size)
-    options = Options(args.preset, sizes, device, args.text_rows, args.forms, args.source)
+    options = Options(args.preset, sizes, device, args.text_rows, args.forms, tuple(args.frames), args.source)
     reports: list[Report] = []
     with progress():
         for name in dict.fromkeys(args.parts):

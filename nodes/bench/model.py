@@ -166,9 +166,11 @@ def random_model(config: H3Config, device: torch.device, dtype: torch.dtype) -> 
 
 
 @torch.no_grad()
-def random_tables(config: H3Config, device: torch.device, dtype: torch.dtype) -> AdaLNTables:
-    """Modulation near none, with gates of either sign."""
-    times = torch.tensor(GRID.h3_times(), dtype=torch.float32)
+def random_tables(
+    config: H3Config, device: torch.device, dtype: torch.dtype, grid: TimeGrid | None = None
+) -> AdaLNTables:
+    """Modulation near none, with gates of either sign, for the times of a grid (the stream's)."""
+    times = torch.tensor((grid or GRID).h3_times(), dtype=torch.float32)
     random = torch.Generator(device).manual_seed(2)
 
     def table(*shape: int) -> Tensor:

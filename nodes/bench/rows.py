@@ -27,6 +27,7 @@ class Options:
     device: str
     text_rows: int | None = None  # of the prompt with its picture; None: the preset's
     forms: str = ""  # of the transformer: those with this in their names; plain modules always
+    frames: tuple[int, ...] = ()  # of whole clips; empty means the preset's
     source: str | None = None  # JSON of an earlier run, for the part that measures nothing itself
 
 

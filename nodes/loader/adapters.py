@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ..model import H3
@@ -24,7 +25,7 @@ from .layouts import native_names, native_shape
 from .load import H3Model
 from .lora import Adapter, Change, is_gate, read_adapter
 from .modulation_source import ModulationSource
-from .patches import WeightPatch, merged
+from .patches import REPLACEMENT, WeightPatch, merged
 from .quant_linear import QuantLinear
 from .residual import Residual
 
@@ -90,7 +91,11 @@ def bind(adapter: Adapter, source: ModulationSource, strength: float = 1.0) -> B
             _require_shape(adapter, change, native_shape(change.tensor, config))
             layers[change.tensor].append(patch)
         elif is_gate(change.tensor):
-            left["gates of a sparse-attention branch, which is not used"].append(change.module)
+            if patch.kind != REPLACEMENT and change.tensor not in source.tensors:
+                left["of a sparse-attention branch, which this model lacks"].append(change.module)
+                continue
+            _require_shape(adapter, change, native_shape(change.tensor, config))
+            layers[change.tensor].append(patch)
         elif change.tensor in modulated:
             folded = _fold(adapter, change, patch, source, touches_time)
             if isinstance(folded, str):
@@ -130,11 +135,13 @@ def adapted(model: H3Model, bound: Bound, *, merge: bool = True) -> H3Model:
     source = adapted_source(model.modulation, adapters) if bound.modulation else model.modulation
     layers = joined(one.layers for one in adapters)
     network = _merged_network(model, layers, bound.layers) if merge else model.model
+    gated = model.config.gate_compress or any(map(is_gate, bound.layers))
     digest = hashlib.sha256(f"{model.identity} {bound.identity} {bound.strength!r}".encode()).hexdigest()
     log.info("%s", bound.summary)
     return replace(
         model,
         model=network,
+        config=replace(model.config, gate_compress=gated),
         modulation=source,
         identity=digest,
         adapters=adapters,
@@ -208,6 +215,10 @@ def _merged_network(
     network = _shared(model.model)
     for name, changes in fresh.items():
         path, _, kind = name.rpartition(".")
+        if _absent_gate(network, name):
+            parent, _, child = path.rpartition(".")
+            setattr(network.get_submodule(parent), child, _new_gate(model, name, patches[name]))
+            continue
         layer = network.get_submodule(path)
         old = getattr(layer, kind, None)
         if isinstance(old, Tensor) and not isinstance(layer, QuantLinear):
@@ -219,11 +230,31 @@ def _merged_network(
     return network
 
 
-def residuals(network: H3, patches: Mapping[str, Sequence[WeightPatch]]) -> dict[str, nn.Module]:
-    """Modules to put in place of those whose weights are codes and cannot be merged into, by name."""
+def _absent_gate(network: H3, name: str) -> bool:
+    """Whether `name` is a gate of the sparse-attention branch that the network was made without."""
+    return is_gate(name) and network.get_submodule(name.rsplit(".", 2)[0]).to_gate_compress is None
+
+
+def _new_gate(model: H3Model, name: str, patches: Sequence[WeightPatch]) -> nn.Linear:
+    """The layer of a gate that an adapter brings."""
+    config, network, tensors = model.config, model.model, model.modulation.tensors
+    device = network.condition_proj.bias.device
+    shape = native_shape(name, config)
+    old = tensors(name).to(device, network.dtype) if name in tensors else torch.zeros(shape, dtype=network.dtype)
+    layer = nn.Linear(config.hidden, config.inner, bias=False, device="meta", dtype=network.dtype)
+    layer.weight = nn.Parameter(merged(old.to(device), patches), requires_grad=False)
+    return layer
+
+
+def residuals(model: H3Model, patches: Mapping[str, Sequence[WeightPatch]]) -> dict[str, nn.Module]:
+    """Modules to put in place of those whose weights are codes and cannot be merged into, and of absent gates, by name."""
     modules: dict[str, nn.Module] = {}
+    network = model.model
     for name, changes in patches.items():
         path, _, kind = name.rpartition(".")
+        if _absent_gate(network, name):
+            modules[path] = _new_gate(model, name, changes)
+            continue
         layer = network.get_submodule(path)
         if isinstance(layer, QuantLinear) or not isinstance(getattr(layer, kind, None), Tensor):
             modules[path] = Residual(layer, changes, network.dtype)

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .detect import Recognition, recognise
 from .forms import CURVE, LOW_RANK, NOTHING, TABLES
 from .header import CheckpointError
+from .layouts import GATE
 from .modulation_source import ModulationSource, Progress
 from .quant_checkpoint import without_codes
 from .quant_linear import AS_FP8, STORED, WEIGHTS, install, moved, quantise_model
@@ -98,7 +99,8 @@ def load_h3(
     device = torch.device(device)
     source = ModulationSource(tensors, dtype, device, cache=cache)
     _give_tables(source, tables, notes)
-    model = H3(tensors.config, adaln=False, device="meta", dtype=dtype)
+    config = _with_gates(tensors, notes)
+    model = H3(config, adaln=False, device="meta", dtype=dtype)
     wanted = model.state_dict()
     state: dict[str, torch.Tensor] = {}
     for done, (name, blank) in enumerate(wanted.items()):
@@ -120,13 +122,27 @@ def load_h3(
         log.warning("%s: %s. Prefer a file that keeps them in float32.", path, notes[-1])
     return H3Model(
         model,
-        tensors.config,
+        config,
         _identity(checkpoint, weights),
         source,
         dict(checkpoint.metadata),
         recognition.label,
         tuple(notes),
     )
+
+
+def _with_gates(tensors: NativeTensors, notes: list[str]) -> H3Config:
+    """The sizes of the network: gates of the sparse-attention branch that are all zero switch it off and stay in the file."""
+    config = tensors.config
+    if not config.gate_compress:
+        return config
+    if any(bool(tensors(f"blocks.{layer}.{gate}").any()) for layer in range(config.layers) for gate in GATE):
+        notes.append(
+            "gates of a sparse-attention branch are loaded; H3 Clip Sampler uses them, dense attention does not"
+        )
+        return config
+    notes.append("gates of a sparse-attention branch are there and all zero: the branch is switched off")
+    return replace(config, gate_compress=False)
 
 
 def _identity(checkpoint: Checkpoint, weights: str) -> str:
@@ -187,10 +203,6 @@ def native_tensors(
     config = found.require_complete(checkpoint, recognition.label)
     stored = [f"weights stay in codes: {checkpoint.storage}"] if checkpoint.storage else []
     notes = [*stored, f"qkv rows are {recognition.qkv_order}: {recognition.qkv_reason}", *recognition.doubts]
-    if recognition.gates:
-        notes.append(
-            f"{recognition.gates} gates of a sparse-attention branch are there and not used: attention is dense"
-        )
     form = recognition.form
     if form is TABLES:
         notes.append("the modulation is finished tables: only the times in them can be rendered")

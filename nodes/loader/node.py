@@ -181,7 +181,7 @@ class LoRANode(io.ComfyNode):
         if not strength:
             return io.NodeOutput(model, f"{bound.name} at 0: not applied")
         h3 = adapted(model.h3, bound, merge=False)
-        beside = residuals(h3.model, joined(one.layers for one in h3.adapters))
+        beside = residuals(h3, joined(one.layers for one in h3.adapters))
         weights = {name: patches for name, patches in bound.layers.items() if name.rpartition(".")[0] not in beside}
         return io.NodeOutput(replace(model, h3=h3, patcher=host.patched(model.patcher, weights, beside)), bound.summary)
 

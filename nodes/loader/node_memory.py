@@ -12,7 +12,7 @@ from .. import host
 from ..model import H3
 from ..schedule import RELEASE
 from .checkpoint import open_checkpoint
-from .quant_linear import QUANTISED_LAYERS
+from .quant_linear import large_layers as layers_of
 from .weight_sizes import transformer_sizes
 
 log = logging.getLogger(host.PACK)
@@ -51,4 +51,4 @@ def planned_text(path: Path, dtype: torch.dtype, weights: str) -> str:
 
 def large_layers(model: H3) -> list[nn.Module]:
     """The layers of the main blocks that may wait in host memory and come to the device when their block runs."""
-    return [block.get_submodule(name) for block in model.blocks for name in QUANTISED_LAYERS]
+    return [layer for block in model.blocks for layer in layers_of(block).values()]

@@ -26,6 +26,7 @@ QUANTISED_LAYERS = (
     "mlp.fc1",
     "mlp.fc2",
 )  # of main blocks; the rest is small or delicate
+GATE_LAYER = "attn.to_gate_compress"  # quantised with them where a block has one
 
 log = logging.getLogger(__name__)
 
@@ -119,18 +120,23 @@ def replace_layer(model: nn.Module, module: str, layer: nn.Module) -> dict[str, 
     return {f"{module}.{part}": tensor for part, tensor in layer.state_dict().items()}
 
 
+def large_layers(block: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a main block that are quantised, streamed and left in host memory, by name."""
+    named = dict(block.named_modules())
+    return {name: named[name] for name in (*QUANTISED_LAYERS, GATE_LAYER) if name in named}
+
+
 def quantise_model(model: H3, device: torch.device | str = "cpu") -> int:
     """Turn the large layers of the main blocks into fp8 with one scale per row; returns how many.
 
     One layer at a time is widened on `device` and comes back to where it was. Layers that are in codes already stay.
     """
     count = 0
-    for index in range(len(model.blocks)):
-        for layer in QUANTISED_LAYERS:
-            name = f"blocks.{index}.{layer}"
-            weight = model.get_submodule(name).weight
-            if isinstance(model.get_submodule(name), QuantLinear) or not isinstance(weight, Tensor):
+    for index, block in enumerate(model.blocks):
+        for layer, found in large_layers(block).items():
+            if isinstance(found, QuantLinear) or not isinstance(weight := found.weight, Tensor):
                 continue
+            name = f"blocks.{index}.{layer}"
             packed = quantise_fp8(weight.detach().to(device))
             install(model, name, moved(packed, weight.device))
             count += 1

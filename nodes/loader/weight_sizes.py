@@ -12,7 +12,7 @@ from .audit import audit
 from .checkpoint import open_checkpoint
 from .detect import recognise
 from .quant_checkpoint import QuantisedCheckpoint, without_codes
-from .quant_linear import AS_FP8, QUANTISED_LAYERS, QuantLinear
+from .quant_linear import AS_FP8, GATE_LAYER, QUANTISED_LAYERS, QuantLinear
 
 _SCALE = 4  # bytes of one float32 scale per row
 DTYPE_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -54,7 +54,8 @@ def transformer_sizes(path: str | os.PathLike[str], dtype: torch.dtype, weights:
         module, inside = name.removesuffix(".weight"), name.startswith("blocks.")
         stored = _stored(checkpoint, found.recipes[name].sources) if name in found.recipes else None
         count = tensor.nbytes if stored is None else stored
-        if weights == AS_FP8 and stored is None and inside and module.split(".", 2)[2] in QUANTISED_LAYERS:
+        large = inside and module.split(".", 2)[2] in (*QUANTISED_LAYERS, GATE_LAYER)
+        if weights == AS_FP8 and stored is None and large:
             count = tensor.numel() + tensor.shape[0] * _SCALE
         if count < tensor.nbytes:
             scratch = max(scratch, tensor.nbytes)

@@ -22,16 +22,18 @@ KEPT_ENTRIES = 64
 log = logging.getLogger(__name__)
 
 
-def look_key(encoder_dir: str | Path, prompt: str, picture: np.ndarray, dtype: torch.dtype) -> str:
+def look_key(encoder_dir: str | Path, prompt: str, picture: np.ndarray | None, dtype: torch.dtype) -> str:
     """Hex key of text states: encoder identity, prompt, picture bytes and size, dtype, format version.
 
-    ``picture`` is uint8 [H, W, 3]. Raises EncoderError when the encoder folder is not complete.
+    ``picture`` is uint8 [H, W, 3], None for a prompt alone. Raises EncoderError when the encoder folder is not complete.
     """
     digest = hashlib.sha256()
-    for part in (f"version {VERSION}", encoder_identity(encoder_dir), str(dtype), str(picture.shape), prompt):
+    shape = "no picture" if picture is None else str(picture.shape)
+    for part in (f"version {VERSION}", encoder_identity(encoder_dir), str(dtype), shape, prompt):
         raw = part.encode("utf-8")
         digest.update(len(raw).to_bytes(8, "little") + raw)
-    digest.update(np.ascontiguousarray(picture).tobytes())
+    if picture is not None:
+        digest.update(np.ascontiguousarray(picture).tobytes())
     return digest.hexdigest()
 
 
@@ -75,7 +77,7 @@ def encode_cached(
     cache: LookCache,
     encoder_dir: str | Path,
     prompt: str,
-    picture: np.ndarray,
+    picture: np.ndarray | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     *,

@@ -57,8 +57,8 @@ def encoder_size(folder: str | Path, dtype: torch.dtype) -> EncoderSize:
     return EncoderSize(sum(layers.values()), max(layers.values(), default=0), rest, dtype.itemsize)
 
 
-def text_rows(folder: str | Path, prompt: str, size: tuple[int, int]) -> int:
-    """Rows that ``prompt`` takes after a picture of ``size`` (height, width): label, image block, prompt tokens."""
+def text_rows(folder: str | Path, prompt: str, size: tuple[int, int] | None) -> int:
+    """Rows that ``prompt`` takes after a picture of ``size`` (height, width): label, image block, prompt tokens; or alone."""
     files = encoder_folder(folder)
     try:
         from transformers import AutoTokenizer
@@ -67,6 +67,8 @@ def text_rows(folder: str | Path, prompt: str, size: tuple[int, int]) -> int:
             f"The installed transformers cannot read a tokenizer ({error}); version 4.57 or newer is needed. Update it."
         ) from error
     tokenizer = AutoTokenizer.from_pretrained(files.tokenizer, local_files_only=True)
+    if size is None:
+        return len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
     rules = read_rules(files.rules) if files.rules else H3_RULES
     height, width = fitted_size(size[0], size[1], rules)
     cell = rules.patch * rules.merge

@@ -94,6 +94,21 @@ class Look(TextStates):
         return int(self.picture.shape[2]) * LATENT_PIXELS, int(self.picture.shape[3]) * LATENT_PIXELS
 
 
+@dataclass(frozen=True)
+class TextLook(TextStates):
+    """Text states without a picture, for text to video; ``size`` is (height, width) of the video in pixels."""
+
+    size: tuple[int, int] = (768, 1344)
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool((self.tags == 0).any()):
+            raise LookError(
+                "The text states show a picture; text alone is needed here. Encode the prompt without a picture, or use H3 Look."
+            )
+
+
 def make_look(
     states: TextStates,
     *,

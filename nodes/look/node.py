@@ -156,11 +156,11 @@ class LookNode(io.ComfyNode):
         return io.NodeOutput(look, image)
 
 
-def states_from_folder(name: str, prompt: str, picture: np.ndarray) -> TextStates:
+def states_from_folder(name: str, prompt: str, picture: np.ndarray | None, node: str = "H3 Look") -> TextStates:
     """Text states from a Qwen3-VL folder, from the disk cache when this prompt and picture were encoded before."""
     if name == NO_FOLDER:
         raise ValueError(
-            "H3 Look: no text source; connect 'clip' or 'positive', or choose a Qwen3-VL folder in 'text_encoder' "
+            f"{node}: no text source; connect 'clip' or 'positive', or choose a Qwen3-VL folder in 'text_encoder' "
             "(folders in models/text_encoders with a config.json are listed)"
         )
     dtype = torch.bfloat16 if host.prefers_bfloat16() else torch.float32
@@ -168,7 +168,7 @@ def states_from_folder(name: str, prompt: str, picture: np.ndarray) -> TextState
     folder = host.text_encoder_path(name)
     stream = False
     if not cache.path(look_key(folder, prompt, picture, dtype)).is_file():
-        stream = _make_room(folder, dtype, text_rows(folder, prompt, picture.shape[:2]))
+        stream = _make_room(folder, dtype, text_rows(folder, prompt, None if picture is None else picture.shape[:2]))
     return encode_cached(cache, folder, prompt, picture, host.device(), dtype, stream=stream)
 
 

@@ -64,9 +64,9 @@ def special_ids(config: Any, tokenizer: Any = None) -> SpecialIds:
 
 
 def present(
-    tokenize: Callable[[str], list[int]], prompt: str, image_tokens: int, special: SpecialIds | None = None
+    tokenize: Callable[[str], list[int]], prompt: str, image_tokens: int | None, special: SpecialIds | None = None
 ) -> Presentation:
-    """Ids and tags of label, image block and prompt.
+    """Ids and tags of label, image block and prompt; of the prompt alone where ``image_tokens`` is None.
 
     ``tokenize`` turns a piece of text into ids without adding any. Label and prompt are tokenised apart and joined as
     ids, because joined text would melt the label's last space into the prompt's first word. Tags: text 1; the whole
@@ -75,13 +75,16 @@ def present(
     special = special or SpecialIds()
     if not prompt.strip():
         raise ValueError("The prompt is empty; a text is needed. Write one, or start from the built-in template.")
-    label, text = list(tokenize(PICTURE_LABEL)), list(tokenize(prompt))
+    text = list(tokenize(prompt))
     if set(text) & set(astuple(special)):
         raise ValueError(
             "The prompt contains a marker such as <|image_pad|>, which stands for picture rows; plain text is needed. "
             "Remove everything of the form <|...|> from it."
         )
-    block = [special.vision_start, *[special.image_pad] * image_tokens, special.vision_end]
+    label, block = [], []
+    if image_tokens is not None:
+        label = list(tokenize(PICTURE_LABEL))
+        block = [special.vision_start, *[special.image_pad] * image_tokens, special.vision_end]
     tags = [TAG_TEXT] * len(label) + [TAG_VIDEO] * len(block) + [TAG_TEXT] * len(text)
     return Presentation(
         ids=torch.tensor(label + block + text, dtype=torch.int64),

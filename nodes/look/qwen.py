@@ -46,22 +46,22 @@ class QwenEncoder:
     streamer: BlockStreamer | None = None
 
     @torch.no_grad()
-    def encode(self, prompt: str, picture: np.ndarray) -> TextStates:
-        """States of ``prompt`` after ``picture`` uint8 [H, W, 3], which should already be at the output size.
+    def encode(self, prompt: str, picture: np.ndarray | None) -> TextStates:
+        """States of ``prompt`` after ``picture`` uint8 [H, W, 3], which should already be at the output size; or alone.
 
         Returns text [L, width] in the model's dtype, on the CPU. Warns in the log above about 8 k rows.
         """
-        image = image_rows(picture, self.rules)
-        shown = present(self.tokenize, prompt, image.tokens, self.special)
+        image = None if picture is None else image_rows(picture, self.rules)
+        shown = present(self.tokenize, prompt, image.tokens if image else None, self.special)
         rows = len(shown.ids)
         if rows > MANY_ROWS:
             log.warning("The prompt and picture take %d text rows; above %d the render slows down.", rows, MANY_ROWS)
         inputs = {
             "input_ids": shown.ids[None],
             "attention_mask": torch.ones(1, rows, dtype=torch.int64),
-            "pixel_values": image.rows.to(self.model.dtype),
-            "image_grid_thw": torch.tensor([image.grid]),
         }
+        if image:
+            inputs |= {"pixel_values": image.rows.to(self.model.dtype), "image_grid_thw": torch.tensor([image.grid])}
         # Required by transformers 5 as soon as pictures are present, unknown to 4.57.
         if "mm_token_type_ids" in inspect.signature(self.model.forward).parameters:
             inputs["mm_token_type_ids"] = shown.token_types[None]
@@ -72,7 +72,7 @@ class QwenEncoder:
 def encode_text(
     folder: str | Path,
     prompt: str,
-    picture: np.ndarray,
+    picture: np.ndarray | None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     *,

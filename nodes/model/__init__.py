@@ -1,6 +1,6 @@
 """The H3 transformer: sizes, packed rows, positions, modulation, forward pass."""
 
-from .blocks import Bank, Stretch
+from .blocks import Bank, LayerAttention, Stretch
 from .config import BLOCK_SLOTS, FINAL_SLOTS, MODALITIES, RELEASE, ConfigError, H3Config
 from .fast import run_fast
 from .form import Form, choose_form
@@ -17,7 +17,7 @@ from .tables import (
     load_tables,
     save_tables,
 )
-from .transformer import FLOAT32_TENSORS, H3, PackedRows
+from .transformer import FLOAT32_TENSORS, H3, PackedRows, RowOrder
 
 __all__ = [
     "BLOCK_SLOTS",
@@ -31,10 +31,12 @@ __all__ = [
     "ConfigError",
     "Form",
     "H3Config",
+    "LayerAttention",
     "Modulation",
     "OffLadderError",
     "PackedRows",
     "Rope",
+    "RowOrder",
     "Stretch",
     "TableError",
     "audio_from_rows",

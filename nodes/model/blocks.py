@@ -32,10 +32,24 @@ class Bank(Protocol):
         """
 
 
-class Attention(nn.Module):
-    """Bidirectional self-attention over one document. `qkv_proj` holds all of q, then all of k, then all of v."""
+class LayerAttention(Protocol):
+    """The attention of one forward, told which layer it is in: sparse attention takes some keys and leaves others."""
 
-    def __init__(self, config: H3Config, *, device, dtype, operations: Any) -> None:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, /) -> Tensor:
+        """q, k and v [S, heads, head_dim] after qk-norm and RoPE -> [S, heads, head_dim], before the output projection.
+
+        `gate` [S, heads, head_dim] is the layer's projection of its modulated input, without activation; None where the
+        layer has no such weight.
+        """
+
+
+class Attention(nn.Module):
+    """Bidirectional self-attention over one document. `qkv_proj` holds all of q, then all of k, then all of v.
+
+    With `gated` there is a third projection, `to_gate_compress`. Only a `LayerAttention` asks for it.
+    """
+
+    def __init__(self, config: H3Config, *, gated: bool = False, device, dtype, operations: Any) -> None:
         super().__init__()
         at = {"device": device, "dtype": dtype}
         self.heads, self.head_dim = config.heads, config.head_dim
@@ -43,6 +57,9 @@ class Attention(nn.Module):
         self.q_norm = operations.RMSNorm(config.head_dim, eps=config.eps, **at)
         self.k_norm = operations.RMSNorm(config.head_dim, eps=config.eps, **at)
         self.out_proj = operations.Linear(config.inner, config.hidden, bias=False, **at)
+        self.to_gate_compress: nn.Module | None = None
+        if gated:
+            self.to_gate_compress = operations.Linear(config.hidden, config.inner, bias=False, **at)
 
     def forward(
         self,
@@ -52,6 +69,7 @@ class Attention(nn.Module):
         bank: Bank | None = None,
         layer: int = 0,
         attend: Attend | None = None,
+        sparse: LayerAttention | None = None,
     ) -> Tensor:
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.heads, self.head_dim)).unbind(-3)
         q, k = self.q_norm(q), self.k_norm(k)
@@ -59,7 +77,11 @@ class Attention(nn.Module):
             q, k = rotate(q, rope), rotate(k, rope)
         if bank is not None:
             k, v = bank.extend(layer, k, v)
-        mixed = attention(q, k, v, visible) if attend is None else attend(q, k, v)
+        if sparse is not None:
+            gate = self.to_gate_compress(x).unflatten(-1, q.shape[-2:]) if self.to_gate_compress else None
+            mixed = sparse(layer, q, k, v, gate)
+        else:
+            mixed = attention(q, k, v, visible) if attend is None else attend(q, k, v)
         return self.out_proj(mixed.flatten(-2))
 
 
@@ -79,11 +101,11 @@ class MLP(nn.Module):
 class RefinerBlock(nn.Module):
     """Pre-norm block of the text refiner: no position, no time."""
 
-    def __init__(self, config: H3Config, *, device, dtype, operations: Any) -> None:
+    def __init__(self, config: H3Config, *, gated: bool = False, device, dtype, operations: Any) -> None:
         super().__init__()
         at = {"device": device, "dtype": dtype, "operations": operations}
         self.norm1 = operations.RMSNorm(config.hidden, eps=config.eps, device=device, dtype=dtype)
-        self.attn = Attention(config, **at)
+        self.attn = Attention(config, gated=gated, **at)
         self.norm2 = operations.RMSNorm(config.hidden, eps=config.eps, device=device, dtype=dtype)
         self.mlp = MLP(config, **at)
 
@@ -111,7 +133,7 @@ class Block(RefinerBlock):
     """The transformer block: the refiner's layers, with position, and modulated per row by time and modality."""
 
     def __init__(self, config: H3Config, *, adaln: bool, device, dtype, operations: Any) -> None:
-        super().__init__(config, device=device, dtype=dtype, operations=operations)
+        super().__init__(config, gated=config.gate_compress, device=device, dtype=dtype, operations=operations)
         if adaln:
             self.adaln_proj = AdaLNProjection(
                 config.time_dim,
@@ -134,18 +156,19 @@ class Block(RefinerBlock):
         layer: int = 0,
         *,
         attend: Attend | None = None,
+        sparse: LayerAttention | None = None,
         instead: Callable[[Block], Any] | None = None,
     ) -> Any:
         """x [..., S, hidden]; table [3M, 6, hidden]; row [S] or [..., S], the table row of every packed row.
 
-        `attend` computes the attention, without mask. `instead` is run in place of the plain layers, while hooks keep the
-        block's weights on the device; its result is returned.
+        `attend` or `sparse` computes the attention, without mask. `instead` is run in place of the plain layers, while hooks
+        keep the block's weights on the device; its result is returned.
         """
         if instead is not None:
             return instead(self)
         shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(1)
         h = self.norm1(x) * (1 + scale1[row]) + shift1[row]
-        x = x + gate1[row] * self.attn(h, rope, visible, bank, layer, attend)
+        x = x + gate1[row] * self.attn(h, rope, visible, bank, layer, attend, sparse)
         h = self.norm2(x) * (1 + scale2[row]) + shift2[row]
         return x + gate2[row] * self.mlp(h)
 

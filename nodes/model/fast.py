@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.fp8_format import Fp8Rows
-from .blocks import Block, Stretch, in_float32
+from .blocks import Block, LayerAttention, Stretch, in_float32
 from .form import Form, Kernels, kernels_of
 from .modulation import Modulation
 from .rope import Rope
@@ -69,18 +69,29 @@ class Pass:
     rope: Rope
     eps: float
     predicted: Tensor  # long, of the rows, those that leave the last block
+    sparse: LayerAttention | None
 
 
 @torch.no_grad()
 def run_fast(
-    model: H3, rows: PackedRows, modulation: Modulation, form: Form, *, bank: Arena | None = None
+    model: H3,
+    rows: PackedRows,
+    modulation: Modulation,
+    form: Form,
+    *,
+    bank: Arena | None = None,
+    sparse: LayerAttention | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`model(rows, modulation, bank=bank)` by the kernels and the attention of `form`."""
+    """`model(rows, modulation, bank=bank, sparse=sparse)` by the kernels of `form`, and its attention where none is given.
+
+    `sparse` goes without a bank: it sees the rows of the forward, all of them in every layer.
+    """
     text, before, audio, video = rows.segments
     device = rows.text.device
     sounds, pictures = _numbers(rows.predict_audio, audio, device), _numbers(rows.predict_video, video, device)
     predicted = torch.cat((sounds + (text + before), pictures + (text + before + audio)))
-    everything = Pass(kernels_of(form), form, bank or NoBank(), rows.rope, model.config.eps, predicted)
+    leaving = predicted if rows.order is None else rows.order.places[predicted]
+    everything = Pass(kernels_of(form), form, bank or NoBank(), rows.rope, model.config.eps, leaving, sparse)
     stream = Stream(model.embed(rows), rows.modulation_row.int())
     last = len(model.blocks) - 1
     for layer, block in enumerate(model.blocks):
@@ -103,16 +114,18 @@ def _numbers(wanted: slice | Tensor | None, count: int, device: torch.device) ->
 def _block(block: Block, stream: Stream, table: Tensor, all_: Pass, layer: int, *, last: bool) -> None:
     shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(1)
     do, attn, mlp = all_.do, block.attn, block.mlp
+    gates = [attn.to_gate_compress] if all_.sparse and attn.to_gate_compress else []
     y = do.norm_modulate(
-        stream.x, block.norm1.weight, all_.eps, shift1, scale1, stream.row, _taken(attn.qkv_proj, stream.x),
+        stream.x, block.norm1.weight, all_.eps, shift1, scale1, stream.row, _taken(stream.x, attn.qkv_proj, *gates),
         branch=stream.branch, gate=stream.gate,
     )  # fmt: skip
     stream.branch = None
     qkv = _product(attn.qkv_proj, y, stream.x)
+    gate = _product(gates[0], y, stream.x).unflatten(-1, (attn.heads, attn.head_dim)) if gates else None
     keys, values = all_.arena.reserve(layer, qkv.view(len(qkv), 3, attn.heads, attn.head_dim)[:, 1])
     q = do.head_norm_rope(
         qkv, attn.q_norm.weight, attn.k_norm.weight, all_.rope.cos, all_.rope.sin, all_.eps, keys, values,
-        q_rows=all_.predicted if last else None,
+        q_rows=all_.predicted if last and all_.sparse is None else None,
     )  # fmt: skip
     del qkv, y
     seen = all_.arena.attended(layer)
@@ -120,16 +133,20 @@ def _block(block: Block, stream: Stream, table: Tensor, all_: Pass, layer: int, 
         stream.x, stream.row = stream.x[all_.predicted], stream.row[all_.predicted]
         if not len(q):
             return
-    mixed = _attend(q, seen, all_)
+    if all_.sparse is None:
+        mixed = _attend(q, seen, all_)
+    else:
+        mixed = all_.sparse(layer, q, *seen[0], gate)
+        mixed = mixed[all_.predicted] if last else mixed
     branch = _product(attn.out_proj, mixed.flatten(-2), stream.x)
-    del q, mixed
+    del q, mixed, gate
     y = do.norm_modulate(
-        stream.x, block.norm2.weight, all_.eps, shift2, scale2, stream.row, _taken(mlp.fc1, stream.x),
+        stream.x, block.norm2.weight, all_.eps, shift2, scale2, stream.row, _taken(stream.x, mlp.fc1),
         branch=branch, gate=gate1,
     )  # fmt: skip
     del branch
     wide = _product(mlp.fc1, y, stream.x)
-    stream.branch = _product(mlp.fc2, do.swiglu(wide, out=_taken(mlp.fc2, stream.x)), stream.x)
+    stream.branch = _product(mlp.fc2, do.swiglu(wide, out=_taken(stream.x, mlp.fc2)), stream.x)
     stream.gate = gate2
 
 
@@ -147,10 +164,10 @@ def _attend(q: Tensor, seen: tuple[Stretch, ...], all_: Pass) -> Tensor:
     return out
 
 
-def _taken(layer: nn.Module, x: Tensor) -> torch.dtype:
-    """The form in which a linear layer wants its rows."""
-    fp8: Any = getattr(layer, "takes_fp8_rows", None)
-    return torch.float8_e4m3fn if fp8 is not None and fp8(x.device) else x.dtype
+def _taken(x: Tensor, *layers: nn.Module) -> torch.dtype:
+    """The form in which linear layers want their rows: fp8 where each of them takes it."""
+    asked: list[Any] = [getattr(layer, "takes_fp8_rows", None) for layer in layers]
+    return torch.float8_e4m3fn if all(fp8 is not None and fp8(x.device) for fp8 in asked) else x.dtype
 
 
 def _product(layer: nn.Module, y: Tensor | Fp8Rows, x: Tensor) -> Tensor:

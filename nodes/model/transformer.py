@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Attend, Bank, Block, FinalLayer, TokenRefiner, in_float32
+from .blocks import Attend, Bank, Block, FinalLayer, LayerAttention, TokenRefiner, in_float32
 from .config import ConfigError, H3Config
 from .modulation import Modulation, ProjectedModulation, TimeMLP, distinct_times
 from .rope import Rope, RotaryEmbedding
@@ -27,11 +27,27 @@ FLOAT32_TENSORS = (
 
 
 @dataclass(frozen=True, eq=False)
+class RowOrder:
+    """Another order for the blocks to work in, as kernels with three-dimensional tiles need it. Attention has no order."""
+
+    rows: Tensor  # [S] long, the packed row at every place
+    places: Tensor  # [S] long, the place of every packed row
+
+    @classmethod
+    def of(cls, rows: Tensor) -> RowOrder:
+        """From the packed row at every place, a permutation of 0 to S - 1."""
+        rows = rows.long()
+        places = torch.empty_like(rows)
+        places[rows] = torch.arange(len(rows), device=rows.device)
+        return cls(rows, places)
+
+
+@dataclass(frozen=True, eq=False)
 class PackedRows:
     """One attention document of S = T + Nb + Na + Nv rows, in the order of the fields.
 
     Every tensor may have one leading batch dimension; `modulation_row`, `time_index` and `rope` may do without it and
-    are then shared by the batch.
+    are then shared by the batch. With `order`, `rope` and `modulation_row` are in that order; everything else is packed.
     """
 
     text: Tensor  # [T, hidden], refined text
@@ -43,6 +59,7 @@ class PackedRows:
     time_index: Tensor  # [S] int32 or int64, into the sorted distinct times of the forward
     predict_video: slice | Tensor | None = None  # which of the video rows get a velocity; None for no row
     predict_audio: slice | Tensor | None = None  # which of the audio rows
+    order: RowOrder | None = None  # in which the blocks work; None for the packed one
 
     @property
     def segments(self) -> tuple[int, int, int, int]:
@@ -55,6 +72,7 @@ class PackedRows:
             "rope": self.rope.cos.shape[-2],
             "modulation_row": self.modulation_row.shape[-1],
             "time_index": self.time_index.shape[-1],
+            "order": total if self.order is None else len(self.order.rows),
         }
         wrong = {name: count for name, count in described.items() if count != total}
         if wrong:
@@ -136,16 +154,20 @@ class H3(nn.Module):
         bank: Bank | None = None,
         visible: Tensor | None = None,
         attend: Attend | None = None,
+        sparse: LayerAttention | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Data-ward velocity x0 - noise, float32: [n_video, 96] and [n_audio, 32] for the rows that ask for it.
 
         `bank` adds keys and values of rows that are not in this pass; `visible` [S, keys] bool restricts which keys a
-        row sees (True: sees). Without either, all rows see each other. `attend` computes the attention of the blocks in
-        place of torch's; it knows no mask.
+        row sees (True: sees). Without either, all rows see each other. `attend` or `sparse` computes the attention of the
+        blocks in place of torch's; neither knows a mask.
         """
         x = self.embed(rows)
+        how = {"attend": attend} if sparse is None else {"sparse": sparse}
         for layer, block in enumerate(self.blocks):
-            x = block(x, modulation.block(layer), rows.modulation_row, rows.rope, visible, bank, layer, attend=attend)
+            x = block(x, modulation.block(layer), rows.modulation_row, rows.rope, visible, bank, layer, **how)
+        if rows.order is not None:
+            x = x[..., rows.order.places, :]
 
         final = modulation.final()
         _, _, x_audio, x_video = x.split(rows.segments, dim=-2)
@@ -161,11 +183,12 @@ class H3(nn.Module):
         )
 
     def embed(self, rows: PackedRows) -> Tensor:
-        """Every modality through its own projection, then one sequence [S, hidden]."""
+        """Every modality through its own projection, then one sequence [S, hidden], in the order of the blocks."""
         parts = (
             rows.text,
             in_float32(self.video_patch_proj, rows.before),
             in_float32(self.audio_patch_proj, rows.audio),
             in_float32(self.video_patch_proj, rows.video),
         )
-        return torch.cat([part.to(self.dtype) for part in parts], dim=-2)
+        x = torch.cat([part.to(self.dtype) for part in parts], dim=-2)
+        return x if rows.order is None else x[..., rows.order.rows, :]

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import host
-from ..schedule import FPS, Schedule
+from ..schedule import FPS
 from .fragment import FragmentEncoder, NoVideoEncoder, require_encoder
 from .picture import Converter, preview_size, stacked
 from .ring import Ring
@@ -49,6 +49,20 @@ class Finished(Protocol):
     def step_ms(self) -> tuple[float, ...]: ...
     @property
     def decode_ms(self) -> float: ...
+
+
+class Spanned(Protocol):
+    """A chunk that is planned."""
+
+    @property
+    def frames(self) -> range: ...  # of the clip, read by it
+
+
+class Chunked(Protocol):
+    """What says how a clip falls into chunks: the stream's schedule, or the plan of a whole clip."""
+
+    def windows(self, frames: int) -> Iterable[Spanned]:
+        """The chunks of a clip of `frames` frames, in order."""
 
 
 class Unwatched:
@@ -184,7 +198,7 @@ def workflow_id(extra: Any) -> str:
     return str(workflow.get("id") or "") if isinstance(workflow, dict) else ""
 
 
-def plan_of(node: str, workflow: str, frames: int, size: tuple[int, int], schedule: Schedule, steps: int) -> Plan:
+def plan_of(node: str, workflow: str, frames: int, size: tuple[int, int], schedule: Chunked, steps: int) -> Plan:
     """What is known before the first chunk. `size` (height, width) of the render, `frames` its length."""
     height, width = preview_size(*size)
     spans = [window.frames for window in schedule.windows(frames)]
@@ -213,7 +227,7 @@ def transport() -> str:
 
 @contextmanager
 def open_preview(
-    node: str | None, extra: Any, frames: int, size: tuple[int, int], schedule: Schedule, steps: int, shown: int = 0
+    node: str | None, extra: Any, frames: int, size: tuple[int, int], schedule: Chunked, steps: int, shown: int = 0
 ) -> Iterator[Unwatched]:
     """The preview of a render, for as long as it runs; leaving tells how it ended: complete, cancelled or error.
 
@@ -233,7 +247,7 @@ def open_preview(
 
 
 def _begin(
-    node: str | None, extra: Any, frames: int, size: tuple[int, int], schedule: Schedule, steps: int, shown: int
+    node: str | None, extra: Any, frames: int, size: tuple[int, int], schedule: Chunked, steps: int, shown: int
 ) -> Unwatched:
     """A preview, or one that does nothing when it is switched off, has no client or cannot start."""
     try:

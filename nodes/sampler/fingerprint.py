@@ -17,9 +17,10 @@ from torch import Tensor
 from ..codec import Decoder, Encoder
 from ..file_hash import file_hash
 from ..loader import H3Model
-from ..look import Look
+from ..look import Look, TextLook
 from ..palette import SemanticClip
 from .bank import FP8
+from .clip_render import ClipInputs, ClipSettings
 from .looks import LookSequence
 from .render import Settings, device_of
 
@@ -60,6 +61,27 @@ def fingerprint(
         "video format": ", ".join(output),
         "versions": versions(device_of(model)),
         **{name: str(value) for name, value in more.items()},
+    }
+
+
+def clip_fingerprint(inputs: ClipInputs, settings: ClipSettings, output: Iterable[str] = ()) -> Parts:
+    """The same of a whole clip."""
+    model, encoder, decoder = inputs.model, inputs.encoder, inputs.decoder
+    facts = settings.facts()
+    return {
+        "clip": "none" if inputs.clip is None else clip_identity(inputs.clip),
+        "look": look_identity(inputs.look),
+        "model": short(model.identity, model.layout, *model.notes, str(model.model.dtype)),
+        "encoder": "none" if encoder is None else short(encoder.identity, str(encoder.dtype)),
+        "decoder": short(decoder.identity, str(decoder.dtype), str(getattr(decoder, "mode", ""))),
+        "steps": short(json.dumps(facts["grids"])),
+        "segments": short(json.dumps(facts["segments"])),
+        "seed": str(settings.seed),
+        "guidance": short(*(f"{b.name} {b.caption} {b.reference} {b.weight}" for b in settings.branches)),
+        "attention": json.dumps(facts["attention"]),
+        "size": "{1}x{0}".format(*inputs.look.size),
+        "video format": ", ".join(output),
+        "versions": versions(device_of(model)),
     }
 
 
@@ -105,16 +127,17 @@ def _pixels_hash(frame: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def look_identity(look: Look) -> str:
+def look_identity(look: Look | TextLook) -> str:
     """Hash of the text states and the picture of a look, and of the looks that follow it with their times."""
     if isinstance(look, LookSequence):
         return short(_one_look(look), *(f"{change.seconds} {_one_look(change.look)}" for change in look.changes))
     return _one_look(look)
 
 
-def _one_look(look: Look) -> str:
+def _one_look(look: Look | TextLook) -> str:
     digest = hashlib.sha256(str(look.media_rows).encode())
-    for tensor in (look.text, look.tags, look.picture, look.rgb):
+    pictures = (look.picture, look.rgb) if isinstance(look, Look) else ()
+    for tensor in (look.text, look.tags, *pictures):
         if tensor is not None:
             digest.update(str((tensor.dtype, tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -44,6 +44,10 @@ def add_change(previous: Look, look: Look, seconds: float) -> LookSequence:
         raise RenderError(
             "H3 Look Change: 'look' is already a sequence of looks; connect the sequence to 'previous' and a single look here"
         )
+    if not (isinstance(look, Look) and isinstance(previous, Look)):
+        raise RenderError(
+            "H3 Look Change: a look without a picture cannot change on the way; connect H3 Look, not H3 Text"
+        )
     if not seconds > 0:
         raise RenderError(f"H3 Look Change: start is {seconds} s; a change needs a time after 0. Set for example 2.0")
     if look.size != previous.size:

@@ -89,7 +89,7 @@ class MemoryPlan:
         device_bytes: the most that is alive on the device at once.
         budget: bytes the device has for it; None when nobody set a limit.
         resident: blocks that live on the device; the other `layers - resident` are streamed.
-        bank: form of the prefix bank: sandwich, split or fp8.
+        bank: form of the prefix bank: sandwich, split or fp8; empty where there is none.
         text_streamed: the text encoder's layers are streamed as well.
     """
 
@@ -118,7 +118,8 @@ class MemoryPlan:
             else f"{self.streamed} of {self.layers} blocks streamed from host memory"
         )
         limit = "no limit set" if self.budget is None else f"of {giga(self.budget)}"
-        return f"memory plan: {giga(self.device_bytes)} on the device, {limit}; {blocks}, prefix bank: {self.bank}"
+        bank = f", prefix bank: {self.bank}" if self.bank else ""
+        return f"memory plan: {giga(self.device_bytes)} on the device, {limit}; {blocks}{bank}"
 
     def as_text(self) -> str:
         """The summary and one line per part."""

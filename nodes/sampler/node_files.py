@@ -53,7 +53,7 @@ def write_finished(
         for output in kept:
             target = place.with_name(place.name + output.form.suffix)
             recorder.finish(output, target, about)
-            log.info("H3 Stream Sampler wrote %s", target)
+            log.info("the render is in %s", target)
             video = target if output is first else video
     if not save:
         recorder.finish(first, temporary, about)
@@ -109,7 +109,7 @@ def keep_playable(form: VideoFormat, path: Path, metadata: dict[str, str], name:
         with host.output_place(name, form.suffix) as kept:
             finish_video(path, kept, form, metadata)
     except OSError as error:
-        log.warning("H3 Stream Sampler could not copy what is done to the output folder: %s", error)
+        log.warning("could not copy what is done to the output folder: %s", error)
         kept = path
-    log.warning("H3 Stream Sampler stopped early; its first %d frames are in %s", frames, kept)
+    log.warning("the render stopped early; its first %d frames are in %s", frames, kept)
     return kept

@@ -1,4 +1,4 @@
-"""The memory side of H3 Stream Sampler: the plan for what is connected, shown on the node."""
+"""The memory side of the sampler nodes: the plan for what is connected, shown on the node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from ..loader.node import HostModel
 from ..loader.placement import fetched
 from ..loader.weight_sizes import loaded_sizes
 from ..palette import SemanticClip
+from .clip_memory import ClipJob, plan_clip_memory
+from .clip_render import ClipInputs, ClipSettings
+from .memory import Need
 from .memory_budget import asked_bank, asked_form
 from .memory_job import decoder_need, encoder_need, job_of, shapes_of
-from .memory_plan import MemoryPlan, giga, plan_memory
+from .memory_plan import MemoryPlan, WeightSizes, giga, plan_memory
 from .render import Settings
 
 log = logging.getLogger(host.PACK)
@@ -28,11 +31,42 @@ def on_device(model: HostModel, patchers: list[Any], plan: MemoryPlan) -> Iterat
     with host.on_device(patchers, plan.working_bytes) as device, fetched(model.h3.model, device) as streamer:
         if streamer.streamed:
             log.info(
-                "H3 Stream Sampler: %d blocks are in host memory, wholly or in part; %s come to the device for every step",
+                "%d blocks are in host memory, wholly or in part; %s come to the device for every step",
                 len(streamer.streamed),
                 giga(streamer.nbytes),
             )
         yield
+
+
+def planned_clip(
+    model: HostModel,
+    inputs: ClipInputs,
+    settings: ClipSettings,
+    encoder: HostEncoder | None,
+    decoder: HostDecoder,
+    node_id: str | None,
+) -> MemoryPlan:
+    """The plan of a whole clip within the host's memory; it is logged and shown on the node. Raises MemoryRefusal."""
+    look, sizes = inputs.look, loaded_sizes(model.h3.model, model.h3.config)
+    pictures = (look.size, inputs.clip.reference_size) if inputs.clip else (look.size,)
+    need = Need()
+    if encoder is not None:
+        need = encoder_need(shapes_of(encoder.codec.layers), encoder.codec.dtype, pictures)
+    job = ClipJob(
+        config=model.h3.config,
+        weights=WeightSizes(sizes.blocks, sizes.rest, sizes.form, sizes.scratch),
+        shape=inputs.shape(settings.plan.segments[0].frames),
+        text_rows=len(look.text),
+        steps=settings.recipe.steps,
+        itemsize=model.h3.model.dtype.itemsize,
+        attention=settings.attention,
+        encoder=need,
+        decoder=decoder_need(shapes_of(decoder.codec.layers), decoder.codec.dtype, look.size),
+    )
+    plan = plan_clip_memory(job, host.memory_budget())
+    log.info("%s", plan.as_text())
+    host.show_text(plan.as_text(), node_id)
+    return plan
 
 
 def planned(

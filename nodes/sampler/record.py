@@ -8,23 +8,21 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..look import Look
-from ..palette import SemanticClip
 from ..preview.finish import finish_video
 from ..preview.formats import IMAGES, DiskFullError, VideoFileError, VideoFormat, bytes_needed, require_space
 from ..preview.image_files import ImageFiles
 from ..preview.video_file import VideoFile
-from ..schedule import Schedule, audio_of_latent
 from .journal import Journal
 from .latent_file import Fingerprint, LatentFile, link_or_copy
 from .looks import look_facts, look_plan
 from .render import RenderedChunk, Resume, Settings
-from .report import RenderReport
+from .report import Recorded, RenderReport
 from .state import RolloutState
 from .watch import ChunkFigures
 
@@ -33,11 +31,24 @@ log = logging.getLogger("streamrender_h3")
 LATENT_CHANNELS, AUDIO_CHANNELS, LATENT_PIXELS, FLOAT_BYTES = 24, 64, 16, 4
 
 
-def latent_bytes(schedule: Schedule, frames: int, size: tuple[int, int]) -> int:
-    """Bytes of all latents of a clip on disk."""
-    latents = schedule.window_at(schedule.chunks_for(frames) - 1).latents.stop
+class Lengthy(Protocol):
+    """Something that has as many frames as the render."""
+
+    @property
+    def frames(self) -> int: ...
+
+
+class Sized(Protocol):
+    """Something that has the size (height, width) of the render."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+
+
+def latent_bytes(counts: tuple[int, int], size: tuple[int, int]) -> int:
+    """Bytes on disk of so many latents of video and sound."""
     cells = (size[0] // LATENT_PIXELS) * (size[1] // LATENT_PIXELS)
-    return FLOAT_BYTES * (LATENT_CHANNELS * cells * latents + AUDIO_CHANNELS * audio_of_latent(latents))
+    return FLOAT_BYTES * (LATENT_CHANNELS * cells * counts[0] + AUDIO_CHANNELS * counts[1])
 
 
 def open_output(
@@ -59,16 +70,19 @@ class Recorder:
     def __init__(
         self,
         journal: Journal,
-        clip: SemanticClip,
-        look: Look,
-        settings: Settings,
+        clip: Lengthy,
+        look: Sized,
+        settings: Recorded,
         targets: Sequence[tuple[VideoFormat, Path]],
         metadata: dict[str, str] | None = None,
     ) -> None:
         """Raises `VideoFileError` when a file cannot be written or the disk is too full for the whole clip."""
-        self.journal, self.schedule = journal, settings.schedule
-        self.plan = look_plan(look, settings.schedule, clip.frames)
-        facts = {"fingerprint": journal.parts, **look_facts(self.plan, settings.schedule)}
+        self.journal, self.settings = journal, settings
+        self.plan: dict[int, Look] = {}
+        facts: dict[str, Any] = {"fingerprint": journal.parts}
+        if isinstance(look, Look) and isinstance(settings, Settings):
+            self.plan = look_plan(look, settings.schedule, clip.frames)
+            facts |= look_facts(self.plan, settings.schedule)
         self.report = RenderReport(settings, clip.frames, facts)
         self.outputs: list[VideoFile | ImageFiles] = []
         self._latent_paths = journal.folder / "video.f32", journal.folder / "audio.f32"
@@ -99,23 +113,25 @@ class Recorder:
             raise
 
     def _open(
-        self, clip: SemanticClip, look: Look, targets: Sequence[tuple[VideoFormat, Path]], metadata: dict[str, str]
+        self, clip: Lengthy, look: Sized, targets: Sequence[tuple[VideoFormat, Path]], metadata: dict[str, str]
     ) -> None:
         entry = self.journal.entry
         known = entry.facts["outputs"] if entry else [None] * len(targets)
         forms = [form for form, _ in targets]
         for (form, path), position in zip(targets, known, strict=True):
             self.outputs.append(open_output(form, path, look.size, metadata, position))
-        wanted = bytes_needed(forms, clip.frames, look.size, latent_bytes(self.schedule, clip.frames, look.size))
+        wanted = bytes_needed(
+            forms, clip.frames, look.size, latent_bytes(self.settings.latent_counts(clip.frames), look.size)
+        )
         have = sum(output.bytes for output in self.outputs)
         require_space(self.journal.folder, max(0, wanted - have), f"a render of {clip.frames} frames")
-        if entry is None:
+        if entry is None or not isinstance(self.settings, Settings):
             self.latents = LatentFile(*self._latent_paths)
         else:
             self.latents = LatentFile(*self._latent_paths, resume=entry.facts["latents"])
             state = RolloutState.from_tensors(entry.tensors)
             self._done = state.index
-            self.fingerprint = self.latents.fingerprint(map(self.schedule.window_at, range(state.index)))
+            self.fingerprint = self.latents.fingerprint(map(self.settings.schedule.window_at, range(state.index)))
             self.report.restore(entry.facts["report"], entry.tensors)
             self.resume = Resume(state, self.latents.so_far()[0], self.report.frames)
 
@@ -141,7 +157,7 @@ class Recorder:
         return figures
 
     def _commit(self, chunk: RenderedChunk) -> None:
-        if not self.journal.durable or self.latents is None:
+        if not self.journal.durable or self.latents is None or chunk.state is None:
             return
         values, tensors = self.report.state()
         facts: dict[str, Any] = {

@@ -16,7 +16,7 @@ from ..loader import H3Model
 from ..look import Look, check_look, with_picture_latent
 from ..model import choose_form
 from ..palette import SemanticClip
-from ..schedule import Geometry, Schedule
+from ..schedule import Geometry, Schedule, audio_of_latent
 from .bank import FORMS, SANDWICH, SPLIT, PrefixBank
 from .finite import RenderError, require_finite
 from .grids import TimeGrid
@@ -41,6 +41,11 @@ class Settings:
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
     bank: str = SPLIT  # form of the prefix bank: sandwich, split, or fp8 (half the memory, no longer exact)
+
+    def latent_counts(self, frames: int) -> tuple[int, int]:
+        """Video latents, and sound latents per channel, that a clip of `frames` frames takes."""
+        latents = self.schedule.window_at(self.schedule.chunks_for(frames) - 1).latents.stop
+        return latents, audio_of_latent(latents)
 
     def facts(self) -> dict[str, Any]:
         """Seed, noise levels, schedule and attention, ready for JSON: what another implementation needs to repeat a render."""
@@ -74,7 +79,9 @@ class RenderedChunk:
     step_ms: tuple[float, ...]
     decode_ms: float
     prefills: int  # prefix forwards so far, over all chunks
-    state: RolloutState  # what the next chunk depends on: store it to go on from here
+    state: RolloutState | None = (
+        None  # what the next chunk depends on: store it to go on from here, where that is possible
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,10 @@ def check_inputs(
 ) -> None:
     """Refuse what cannot be rendered, before any model runs. Raises `RenderError` naming the input and the remedy."""
     check_settings(settings)
+    if not isinstance(look, Look):
+        raise RenderError(
+            "H3 Stream Sampler: the look has no picture, which a stream needs; connect H3 Look, not H3 Text"
+        )
     geometry_of(clip, look)
     config = model.config
     for one in look.looks if isinstance(look, LookSequence) else (look,):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ..schedule import FPS
-from .render import RenderedChunk, Settings
+from .guidance import Branch
+from .render import RenderedChunk
 from .watch import ChunkFigures, Watch, peak_memory
 
 MAX_ROWS = 128  # a row per chunk up to here, 45 s of video; longer renders have rows of 2, 4, ... chunks
@@ -19,11 +20,23 @@ TIMES = ("encode_ms", "decode_ms", "write_ms")
 WORST = ("flicker", "flash", "block_start", "seam", "colour_drift", "clipped")
 
 
+class Recorded(Protocol):
+    """What is known of how a render is made: the settings of a stream or of a whole clip."""
+
+    @property
+    def branches(self) -> tuple[Branch, ...]: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def latent_counts(self, frames: int) -> tuple[int, int]:
+        """Video latents and sound latents per channel of a clip of `frames` frames."""
+
+
 @dataclass
 class RenderReport:
     """Collects figures chunk by chunk."""
 
-    settings: Settings
+    settings: Recorded
     clip_frames: int
     facts: Mapping[str, Any] = field(default_factory=dict)  # further entries: hashes of inputs, versions, look changes
     chunks: list[dict[str, Any]] = field(default_factory=list)

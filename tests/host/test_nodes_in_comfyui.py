@@ -14,6 +14,8 @@ NODES = {
     "SRH3_Look",
     "SRH3_StreamSchedule",
     "SRH3_StreamSampler",
+    "SRH3_ClipSampler",
+    "SRH3_Text",
     "SRH3_DecodeLatent",
     "SRH3_PromptBuilder",
     "SRH3_Doctor",

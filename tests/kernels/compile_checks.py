@@ -9,6 +9,7 @@ import json
 import sys
 
 import compile_cases_decoder
+import compile_cases_sparse
 import compile_cases_transformer
 from compile_case import compiled
 
@@ -17,7 +18,8 @@ ARCHITECTURES = (80, 89, 90, 100, 120)
 
 def main() -> int:
     for architecture in ARCHITECTURES:
-        cases = compile_cases_decoder.cases(architecture) | compile_cases_transformer.cases(architecture)
+        rooms = (compile_cases_decoder, compile_cases_transformer, compile_cases_sparse)
+        cases = {name: case for room in rooms for name, case in room.cases(architecture).items()}
         for name, case in cases.items():
             line = {"architecture": architecture, "kernel": name, **compiled(case, architecture)}
             print(json.dumps(line), flush=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import checks_attention
 import checks_decoder
+import checks_sparse
 import checks_transformer
 import torch
 from check_tools import ATTENTION, DTYPES, ELEMENTWISE
@@ -32,6 +33,13 @@ CHECKS: tuple[tuple[Check, dict[torch.dtype, float]], ...] = (
     (checks_transformer.rows_past_32_bits, ELEMENTWISE),
     (checks_transformer.widened_heads, ELEMENTWISE),
     (checks_attention.dense_attentions, ATTENTION),
+    (checks_sparse.block_sparse_attentions, ATTENTION),
+    (checks_sparse.pair_sparse_attentions, ATTENTION),
+    (checks_sparse.two_sources, ATTENTION),
+    (checks_sparse.tile_mean_rows, ELEMENTWISE),
+    (checks_sparse.chosen_tiles, ELEMENTWISE),
+    (checks_sparse.gated_means, ELEMENTWISE),
+    (checks_sparse.outputs_of_fastvideo, ATTENTION),
 )
 
 

@@ -228,7 +228,7 @@ def test_wrong_order_of_qkv_rows_differs(tmp_path, factors, base, run, merged_ou
         assert error(run(with_adapter(base, path, qkv_order=wrong)), wanted) > 1e-2
 
 
-def test_a_hybrid_patch_adds_sets_and_leaves_the_gates(tmp_path, factors, base, run, merged_output, error):
+def test_a_hybrid_patch_adds_sets_and_brings_the_gates(tmp_path, factors, base, run, merged_output, error):
     """FastH3: low rank and a difference on one layer, differences of norms and biases, replaced gates."""
     g = torch.Generator().manual_seed(12)
     path, chosen, _ = adapter("lightx2v bare", tmp_path, {m: factors[m] for m in CORE} | factors)
@@ -259,8 +259,11 @@ def test_a_hybrid_patch_adds_sets_and_leaves_the_gates(tmp_path, factors, base, 
     adapted = with_adapter(base, path, 2.0)
     assert error(run(adapted), merged_output(chosen, 2.0, also)) < 1e-5
     bound = adapted.adapters[0]
-    assert (bound.count, bound.total) == (len(CORE) + 2 * 5 + len(extra), len(CORE) + 2 * 5 + len(extra) + 3)
-    assert "3 gates of a sparse-attention branch" in bound.summary and "to_gate_compress" in bound.summary
+    assert bound.count == bound.total == len(CORE) + 2 * 5 + len(extra) + 3
+    assert adapted.config.gate_compress and not base.config.gate_compress
+    for block, gate in zip(adapted.model.blocks, gates.values(), strict=True):
+        assert torch.equal(block.attn.to_gate_compress.weight, gate)
+    assert all(block.attn.to_gate_compress is None for block in base.model.blocks)
 
 
 def test_a_replaced_tensor_is_replaced_whatever_the_strength(tmp_path, native, base):
@@ -490,8 +493,8 @@ def test_wrong_shapes_and_blocks_that_are_not_there(tmp_path, base, factors):
 
 
 def test_nothing_bound_is_an_error(tmp_path, base):
-    path = save(tmp_path / "a.safetensors", {"blocks.0.attn.to_gate_compress.set_weight": torch.ones(128, 96)})
-    refusal(path, base, "nothing of it fits this model", "bound 0 of 1")
+    path = save(tmp_path / "a.safetensors", {"blocks.0.attn.to_gate_compress.diff": torch.ones(128, 96)})
+    refusal(path, base, "nothing of it fits this model", "bound 0 of 1", "sparse-attention branch")
 
 
 # -------------------------------------------------------------------------------------- published adapters, in their true size
