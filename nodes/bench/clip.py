@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +25,7 @@ from ..schedule import ScheduleError
 from .limits import FP8, Shape, attention_flops, linear_flops, plain_kind
 from .measure import matmul_peak, median_ms, peak_gib, start_peak, synchronise, time_ms
 from .model import PRESETS, fp8_weights, random_model, random_tables, release_weights, sizes
-from .rows import BenchError, Options, Report, Row, Size
+from .rows import BenchError, Options, Report, Row, Size, asked_for
 from .variants import FUSED, PLAIN
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ FRAMES = {"full": (124, 243, 345), "example": (39,)}
 TEXT_ROWS = {"full": 1000, "example": 40}  # a prompt without a picture
 KEEPS = (20.0, 10.0)  # of FastH3 V2 and V1
 STEP = 1
-REPEATS, CHOICE_REPEATS = 2, 4
+CHOICE_REPEATS = 4
+WARM_BLOCKS = 2  # one like all others and the last, which gives fewer rows: their kernels are compiled, their plans made
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +131,9 @@ def one(made: Report, clip: Clip, form: ClipForm, peak: float) -> None:
     """A row for the step, and facts about the choice of tiles."""
     device, network, given = clip.text.text.device, form.network(clip), clip.latents()
     start_peak(device)
-    ms = time_ms(device, lambda: network(given, STEP), repeats=REPEATS if device.type == "cuda" else 1, warm=1)
+    with few_blocks(network.model, WARM_BLOCKS):
+        network(given, STEP)
+    ms = time_ms(device, lambda: network(given, STEP), repeats=1, warm=0)  # half a minute at the longest: once is enough
     held = peak_gib(device)
     flops = step_flops(clip, form.keep)
     made.rows.append(Row(form.name, ms, flops / ms / 1e9, flops / peak / 1e9, held))
@@ -159,8 +163,19 @@ def one(made: Report, clip: Clip, form: ClipForm, peak: float) -> None:
     }
 
 
+@contextmanager
+def few_blocks(model: H3, count: int) -> Iterator[None]:
+    """The model with its first blocks only."""
+    every = model.blocks
+    model.blocks = every[:count]
+    try:
+        yield
+    finally:
+        model.blocks = every
+
+
 def forms(model: H3, device: torch.device, part_of_name: str = "") -> Iterator[ClipForm]:
-    """The fused form with both kinds of weights, each dense and sparse, and plain modules; those with `part_of_name`."""
+    """The fused form with both kinds of weights, each dense and sparse, and plain modules; those that are `asked_for`."""
     kind, fused = plain_kind(model), choose_form(model, device)
     fused = fused or Form(choose_dense(device, model.dtype, model.config.head_dim))
     found: list[ClipForm] = []
@@ -170,7 +185,7 @@ def forms(model: H3, device: torch.device, part_of_name: str = "") -> Iterator[C
         found.append(ClipForm(f"{name}, dense", fused, one_kind, None))
         found += [ClipForm(f"{name}, keep {keep:g} %", fused, one_kind, keep) for keep in KEEPS]
     found.append(ClipForm(f"{PLAIN}, dense", None, kind, None))
-    return (one for one in found if part_of_name in one.name)
+    return (one for one in found if asked_for(part_of_name, one.name))
 
 
 def step_flops(clip: Clip, keep: float | None) -> int:

@@ -70,7 +70,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--forms",
         default="",
         metavar="TEXT",
-        help="chunk and clip: only forms with this in their names (in chunk plain modules too)",
+        help="chunk and clip: only forms with this in their names, several with | between them (in chunk plain modules too)",
     )
     parser.add_argument(
         "--frames", action="append", type=int, default=[], metavar="N", help="clip: length; can be given several times"

@@ -26,7 +26,7 @@ class Options:
     sizes: tuple[Size, ...]
     device: str
     text_rows: int | None = None  # of the prompt with its picture; None: the preset's
-    forms: str = ""  # of the transformer: those with this in their names; plain modules always
+    forms: str = ""  # of the transformer: those `asked_for`; of a chunk plain modules too
     frames: tuple[int, ...] = ()  # of whole clips; empty means the preset's
     source: str | None = None  # JSON of an earlier run, for the part that measures nothing itself
 
@@ -105,6 +105,11 @@ def as_json(options: Options, part: str, machine: dict[str, str], reports: list[
         "reports": [report.as_dict() for report in reports],
     }
     return json.dumps(document, indent=1)
+
+
+def asked_for(forms: str, name: str) -> bool:
+    """Whether a form's name holds one of the texts that `forms` gives, with | between them."""
+    return any(part.strip() in name for part in forms.split("|"))
 
 
 def number(value: float | None, digits: int) -> str:

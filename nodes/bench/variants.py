@@ -16,6 +16,7 @@ from ..sampler.bank import SANDWICH, SPLIT
 from .limits import FP8, LAYERS, Limits, backends, plain_kind
 from .measure import GIB
 from .model import GRID, Subject, fp8_weights
+from .rows import asked_for
 
 PLAIN, FUSED = "plain modules", "fused"
 PLAIN_BANK = SPLIT  # joined with the moving rows in every layer
@@ -63,8 +64,8 @@ def fused_form(subject: Subject) -> Form:
 
 
 def variants(subject: Subject, part_of_name: str = "") -> Iterator[Variant]:
-    """The forms that run here and have `part_of_name` in their names, plain modules first, always."""
-    return (one for one in every_variant(subject) if one.name == PLAIN or part_of_name in one.name)
+    """The forms that run here and are `asked_for`, plain modules first, always."""
+    return (one for one in every_variant(subject) if one.name == PLAIN or asked_for(part_of_name, one.name))
 
 
 def every_variant(subject: Subject) -> Iterator[Variant]:
