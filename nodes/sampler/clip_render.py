@@ -7,10 +7,10 @@ one stream, per segment video `[24, T, h, w]`, sound `[2, 32, A]`, reference `[2
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..model import choose_form
 from ..palette import SemanticClip
 from .clip_attention import ClipAttention
 from .clip_network import ClipLatents, ClipNetwork, ClipText, ladder
-from .clip_plan import ClipPlan, ClipShape, Segment
+from .clip_plan import ClipChunk, ClipPlan, ClipShape, Segment
 from .clip_recipes import Recipe
 from .finite import RenderError, require_finite, require_finite_step
 from .grids import TimeGrid
@@ -136,7 +136,7 @@ class Maps:
         """(reference latents [24, T, h', w'] float32, the map frames [frames, 3, h', w'] uint8) of a segment."""
         stream, latents, maps = encoder.stream(), [], []
         fresh = segment.frames - (self._last is not None)
-        for frame in (*([self._last] if self._last is not None else []), *islice(self._frames, fresh)):
+        for frame in chain([self._last] if self._last is not None else [], islice(self._frames, fresh)):
             latents.append(encode_frames(frame[None], stream))
             maps.append((frame * 255).round().byte())
             self._last = frame
@@ -187,37 +187,52 @@ def render_clip(
             reference=None if reference is None else with_noise(reference.to(device), noise.draw(*reference.shape)),
         )
         done, step_ms = sample(network, given, partial(on_step, chunks[0].index))
-        video, audio = done.video.cpu(), done.audio.cpu()
-        pictures, made = inputs.decoder.stream(), segment.start
-        frames = torch.empty(0)
-        for chunk in chunks:
-            start = time.perf_counter()
-            part = video[:, chunk.latents.start : chunk.latents.stop]
-            new = decode_chunk(pictures, part.to(device), last=chunk.last)
-            frames = new if len(new) else frames
-            require_finite(new, "decoded frames", chunk.index)
-            visible = new[max(0, segment.shown.start - made) : max(0, segment.stop - made)]
-            made += len(new)
-            heard = slice(
-                *(round(segment.sound * n / segment.latents) for n in (chunk.latents.start, chunk.latents.stop))
-            )
-            yield RenderedChunk(
-                index=chunk.index,
-                total=len(plan.chunks),
-                frames=visible,
-                maps=shown[chunk.frames.start - segment.start : chunk.frames.stop - segment.start],
-                video=part,
-                audio=audio[:, :, heard],
-                reference=video[:, :0] if reference is None else reference[:, chunk.latents.start : chunk.latents.stop],
-                encode_ms=encode_ms / len(chunks),
-                step_ms=tuple(ms / len(chunks) for ms in step_ms),
-                decode_ms=1000 * (time.perf_counter() - start),
-                prefills=0,
-            )
+        made = Made(done.video.cpu(), done.audio.cpu(), reference, shown, encode_ms, step_ms)
+        last = yield from decoded(made, chunks, len(plan.chunks), inputs.decoder, device)
         if segment is not plan.segments[-1] and inputs.encoder is not None:
-            last = (frames[-1].clamp(0, 1) * 255).round().byte().permute(1, 2, 0)
-            picture = encode_picture(inputs.encoder, last)
+            picture = encode_picture(inputs.encoder, (last.clamp(0, 1) * 255).round().byte().permute(1, 2, 0))
             require_finite(picture, "picture latent", chunks[-1].index)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished segment, on the CPU: its latents, what they were made over, and the time that took."""
+
+    video: Tensor  # [24, T, h, w]
+    audio: Tensor  # [2, 32, A]
+    reference: Tensor | None  # [24, T, h', w']
+    maps: Tensor  # [frames, 3, h', w'] uint8
+    encode_ms: float
+    step_ms: tuple[float, ...]
+
+
+def decoded(
+    made: Made, chunks: Sequence[ClipChunk], total: int, decoder: Decoder, device: torch.device
+) -> Generator[RenderedChunk, None, Tensor]:
+    """The chunks of a segment as they are decoded; returns its last frame [3, H, W]. Times of the segment are spread evenly."""
+    pictures, segment, last = decoder.stream(), chunks[0].segment, torch.empty(0)
+    at, share = segment.start, 1.0 / len(chunks)
+    for chunk in chunks:
+        start, own = time.perf_counter(), slice(chunk.latents.start, chunk.latents.stop)
+        new = decode_chunk(pictures, made.video[:, own].to(device), last=chunk.last)
+        require_finite(new, "decoded frames", chunk.index)
+        shown = new[max(0, segment.shown.start - at) : max(0, segment.stop - at)]
+        at, last = at + len(new), new[-1] if len(new) else last
+        heard = [round(segment.sound * latents / segment.latents) for latents in (own.start, own.stop)]
+        yield RenderedChunk(
+            index=chunk.index,
+            total=total,
+            frames=shown,
+            maps=made.maps[chunk.frames.start - segment.start : chunk.frames.stop - segment.start],
+            video=made.video[:, own],
+            audio=made.audio[:, :, heard[0] : heard[1]],
+            reference=made.video[:, :0] if made.reference is None else made.reference[:, own],
+            encode_ms=share * made.encode_ms,
+            step_ms=tuple(share * ms for ms in made.step_ms),
+            decode_ms=1000 * (time.perf_counter() - start),
+            prefills=0,
+        )
+    return last
 
 
 @torch.inference_mode()
