@@ -250,7 +250,8 @@ def launch(
     other, other_lse = before or (out, out)
     parts = -(-keys.extent // BLOCK)
     grid = (len(queries.starts) * parts, heads)
-    options = tuning(q) | changes
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
+    options = tuning(capability, q.element_size()) | changes
     sources, options["TENSOR_MAP"] = mapped(k, v, bool(options["TENSOR_MAP"]) and second is None)
     if options["TENSOR_MAP"]:
         k2, v2 = sources
@@ -292,8 +293,10 @@ def launch(
     )
 
 
-def tuning(q: Tensor) -> dict[str, int]:
-    """Whether keys are read through tensor maps, pipeline stages and warps."""
-    if q.element_size() > 2:
+def tuning(capability: tuple[int, int], itemsize: int) -> dict[str, int]:
+    """Whether keys are read through tensor maps, pipeline stages and warps; for Hopper as measured on an H200 (see README.md)."""
+    if itemsize > 2:
         return {"TENSOR_MAP": 0, "STAGES": 1, "num_warps": 8}
+    if capability[0] == 9:
+        return {"TENSOR_MAP": 1, "STAGES": 5, "num_warps": 4}
     return {"TENSOR_MAP": 0, "STAGES": 2, "num_warps": 4}

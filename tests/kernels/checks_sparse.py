@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from check_tools import ATTENTION, DEVICE, ELEMENTWISE, SOURCE, off, random
 from safetensors.torch import load_file
-from streamrender_h3.kernels import block_sparse, compression, pair_sparse, tile_lists, tile_means
+from streamrender_h3.kernels import block_sparse, compression, tile_lists, tile_means
 from streamrender_h3.kernels.block_sparse import Lists, Spans
 from streamrender_h3.kernels.sparse_attention import spans
 from streamrender_h3.kernels.sparse_dispatch import choose_sparse
@@ -100,34 +100,26 @@ def joined(case: str, qkv: tuple[torch.Tensor, ...], tiles: Tiles, lists: Lists,
     yield f"{case}, joined", off(made, expected[after:]), 2 * ATTENTION[q.dtype]
 
 
-def pair_sparse_attentions(dtype: torch.dtype) -> Lines:
-    """Two query tiles at a time, an odd number of them, with keys beside and below one another, joined and not."""
+def mapped_keys(dtype: torch.dtype) -> Lines:
+    """Keys read row by row and through tensor maps, with heads beside and below one another, joined with other keys."""
     tiles = plan()
     everything = spans(tiles)
-    for dropped, size, width, maps, layout in (
-        (0, 1.0, 128, 0, "beside"),
-        (1, 1.0, 128, 1, "below"),
-        (1, 30.0, 32, 1, "beside"),
-    ):
-        last = tiles.n_tiles - dropped
-        queries = everything.part(tiles.n_prefix, last)
+    queries = everything.part(tiles.n_prefix, tiles.n_tiles)
+    rows = slice(tiles.prefix_rows, None)
+    for size, width, maps, layout in ((1.0, 128, 0, "beside"), (1.0, 128, 1, "below"), (30.0, 32, 1, "beside")):
         q, k, v = (random(tiles.rows, 2, width, dtype=dtype) for _ in range(3))
         q, k = q * size**0.5, k * size**0.5
         if layout == "below":
             k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (k, v))
-        lists = some_lists(last - tiles.n_prefix, tiles.n_tiles, 6, 0, heads=2)
-        rows = slice(tiles.prefix_rows, int(everything.starts[last - 1] + everything.sizes[last - 1]))
-        expected, _ = truth(q, k, v, queries, everything, lists)
-        case = f"{last - tiles.n_prefix} tiles, logits times {size:g}, heads {layout}, tensor maps {maps}"
-        made = torch.full_like(q, 7.0)
-        pair_sparse.launch(q, k, v, queries, everything, lists, made, TENSOR_MAP=maps)
-        assert (made[: rows.start] == 7).all() and (made[rows.stop :] == 7).all(), "rows of no query were written"
-        yield case, off(made[rows], expected[rows])
+        lists = some_lists(tiles.n_video, tiles.n_tiles, 6, 0, heads=2)
         before = random(tiles.rows, 2, width, dtype=dtype), random(2, tiles.rows) * 3
-        expected, _ = truth(q, k, v, queries, everything, lists, before)
-        for module in (pair_sparse, block_sparse):
-            module.launch(q, k, v, queries, everything, lists, made, before=before, TENSOR_MAP=maps)
-            yield f"{case}, joined by {module.__name__.split('.')[-1]}", off(made[rows], expected[rows])
+        for other in (None, before):
+            expected, _ = truth(q, k, v, queries, everything, lists, other)
+            made = torch.full_like(q, 7.0)
+            block_sparse.launch(q, k, v, queries, everything, lists, made, before=other, TENSOR_MAP=maps)
+            assert (made[: rows.start] == 7).all(), "rows of no query were written"
+            case = f"logits times {size:g}, heads {layout}, tensor maps {maps}{', joined' if other else ''}"
+            yield case, off(made[rows], expected[rows])
 
 
 def two_sources(dtype: torch.dtype) -> Lines:

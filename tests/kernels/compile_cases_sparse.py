@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from compile_case import Case
-from streamrender_h3.kernels import block_sparse, compression, key_layout, pair_sparse, tile_lists, tile_means
+from streamrender_h3.kernels import block_sparse, compression, key_layout, tile_lists, tile_means
 
 HEADS, WIDTH, BLOCK, TILES = 56, 128, key_layout.BLOCK, 1749
-MAP_FROM = 90  # the first architecture that reads through tensor maps
 INDICES = dict.fromkeys(("Q_STARTS", "Q_SIZES", "STARTS", "SIZES", "LISTED", "COUNT"), "*i32")
 STRIDES = ("Q_STRIDE", "Q_HEAD_STRIDE", "KV_STRIDE", "KV_HEAD_STRIDE", "OUT_STRIDE", "MAP_ROWS", "MAP_COLUMNS")
-NUMBERS = ("QUERY_TILES", "PAIRS", "ROWS", "ALWAYS", "MOST", "FIRST_OF_2")
+NUMBERS = ("QUERY_TILES", "ROWS", "ALWAYS", "MOST", "FIRST_OF_2")
 
 
 def attention_case(
-    module: object, *, parts: int = 1, two: bool = False, join: bool = True, lse: bool = False, maps: bool = False
+    architecture: int, *, parts: int = 1, two: bool = False, join: bool = True, lse: bool = False
 ) -> Case:
-    kernel, tuned = module.kernel, {"STAGES": 2, "num_warps": 4}
+    tuned = block_sparse.tuning(divmod(architecture, 10), 2)
+    maps = bool(tuned["TENSOR_MAP"]) and not two
     tensors = dict.fromkeys(("Q", "K", "V", "K2", "V2", "OUT", "BEFORE"), "*bf16")
     types = tensors | {"LSE": "*fp32", "BEFORE_LSE": "*fp32", "SCALE": "fp32"} | INDICES
     types |= dict.fromkeys((*STRIDES, *NUMBERS), "i32")
@@ -23,9 +23,7 @@ def attention_case(
         types |= dict.fromkeys(("K", "V", "K2", "V2"), f"tensordesc<bf16[{BLOCK},{WIDTH}]>")
     values = {"WIDTH": WIDTH, "BLOCK_WIDTH": WIDTH, "BLOCK": BLOCK, "PARTS": parts, "TWO": two, "JOIN": join}
     values |= {"WRITE_LSE": lse, "TENSOR_MAP": maps, "STAGES": tuned["STAGES"]}
-    names = set(kernel.arg_names)
-    types, values = ({name: value for name, value in some.items() if name in names} for some in (types, values))
-    return Case(kernel, types, values, tuned["num_warps"], dot=True, rows=True)
+    return Case(block_sparse.kernel, types, values, tuned["num_warps"], dot=True, rows=True)
 
 
 def means_case() -> Case:
@@ -41,12 +39,6 @@ def lists_case() -> Case:
     return Case(tile_lists.kernel, types, {"BLOCK": 2048}, 4, rows=True)
 
 
-def split_case() -> Case:
-    types = dict.fromkeys(("LISTED", "COUNT", "PAIRED", "PARTS"), "*i32")
-    types |= dict.fromkeys(("QUERY_TILES", "PAIRS", "MOST"), "i32")
-    return Case(pair_sparse.split_kernel, types, {"BLOCK": 256}, 4, rows=True)
-
-
 def gated_case() -> Case:
     tuned = compression.tuning(HEADS)
     types = {"OUT": "*bf16", "GATE": "*bf16", "MIXED": "*fp32", "OF_ROW": "*i32", "TOTAL_ROWS": "i32", "TILES": "i32"}
@@ -55,16 +47,12 @@ def gated_case() -> Case:
 
 
 def cases(architecture: int) -> dict[str, Case]:
-    made = {
-        "block_sparse": attention_case(block_sparse),
-        "block_sparse lse": attention_case(block_sparse, join=False, lse=True),
-        "block_sparse 256": attention_case(block_sparse, parts=4),
-        "block_sparse two sources": attention_case(block_sparse, two=True, join=False),
+    return {
+        "block_sparse": attention_case(architecture),
+        "block_sparse lse": attention_case(architecture, join=False, lse=True),
+        "block_sparse 256": attention_case(architecture, parts=4),
+        "block_sparse two sources": attention_case(architecture, two=True, join=False),
         "tile_means": means_case(),
         "tile_lists": lists_case(),
-        "pair_sparse split": split_case(),
         "compression": gated_case(),
     }
-    if architecture >= MAP_FROM:
-        made["block_sparse maps"] = attention_case(block_sparse, maps=True)
-    return made

@@ -34,7 +34,7 @@ CHECKS: tuple[tuple[Check, dict[torch.dtype, float]], ...] = (
     (checks_transformer.widened_heads, ELEMENTWISE),
     (checks_attention.dense_attentions, ATTENTION),
     (checks_sparse.block_sparse_attentions, ATTENTION),
-    (checks_sparse.pair_sparse_attentions, ATTENTION),
+    (checks_sparse.mapped_keys, ATTENTION),
     (checks_sparse.two_sources, ATTENTION),
     (checks_sparse.tile_mean_rows, ELEMENTWISE),
     (checks_sparse.chosen_tiles, ELEMENTWISE),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from streamrender_h3.kernels import block_sparse, pair_sparse, tile_means
+from streamrender_h3.kernels import block_sparse, tile_means
 from streamrender_h3.kernels.block_sparse import Lists, seen_tiles
 from streamrender_h3.kernels.dense_attention import choose_dense
 from streamrender_h3.kernels.sparse_attention import REFERENCE, choose_tiles, spans, vsa
@@ -90,7 +90,6 @@ def refused(name: str) -> None:
         ),
         "columns of out": lambda: block_sparse.launch(q, k, v, *where, torch.empty(2, 300, 32).transpose(0, 1)),
         "rows of means": lambda: tile_means.launch(q[:, ::2], spans(tiles)),
-        "pairs that see tiles always": lambda: pair_sparse.launch(q, k, v, *where, torch.empty_like(q)),
     }
     calls[name]()
 
@@ -102,7 +101,6 @@ def refused(name: str) -> None:
         ("two layouts", r"k and v have strides .* needs the same; call \.contiguous\(\) on them first"),
         ("columns of out", "out .* has strides .* make it contiguous"),
         ("rows of means", r"x .* needs the heads of a row contiguous"),
-        ("pairs that see tiles always", "3 tiles seen always .* use block_sparse"),
     ],
 )
 def test_a_kernel_refuses_what_it_would_misread(name, message):

@@ -29,7 +29,7 @@ KERNELS = {
     "widened_heads",
     "dense_attentions",
     "block_sparse_attentions",
-    "pair_sparse_attentions",
+    "mapped_keys",
     "two_sources",
     "tile_mean_rows",
     "chosen_tiles",
@@ -40,16 +40,11 @@ KERNELS = {
 SHARED = {80: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # What a matrix product of a large tile becomes; the sixteen-row tile of the few queries is too small for the newer ones.
 TENSOR_CORES = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
-DOTS, ROWS, FP8, MAPS = (
-    2 + 4,
-    4 + 7 + 3,
-    5,
-    1,
-)  # kernels with matrix products, without, those that read or write float8_e4m3fn, and
-# those that read through tensor maps
+# Kernels with matrix products, without, and those that read or write float8_e4m3fn.
+DOTS, ROWS, FP8 = 2 + 4, 4 + 7 + 2, 5
 # Accesses of sixteen bytes per thread in a kernel of rows: every one that the shape allows.
 WIDE = {"norm_modulate add": 24, "norm_modulate first": 15, "swiglu wide": 6, "head_norm_rope": 26, "lse_merge": 12}
-WIDE |= {"block_sparse": 24, "block_sparse maps": 24, "tile_means": 4, "compression": 20}
+WIDE |= {"block_sparse": 24, "tile_means": 4, "compression": 20}
 
 
 def lines_of(script: str, **environment: str) -> list[dict]:
@@ -73,8 +68,7 @@ def test_kernels_compile_for_every_kind_of_card(tmp_path):
     if os.environ.get("TRITON_INTERPRET"):
         pytest.skip("interpreted kernels cannot be compiled")
     lines = lines_of("compile_checks.py", TRITON_CACHE_DIR=str(tmp_path))
-    # the oldest card has no float8_e4m3fn, and the two oldest no tensor maps
-    assert len(lines) == (DOTS + ROWS + FP8 + MAPS) * len(SHARED) - FP8 - 2 * MAPS
+    assert len(lines) == (DOTS + ROWS + FP8) * len(SHARED) - FP8  # the oldest card has no float8_e4m3fn
     for line in lines:
         assert line["stack"] == 0, f"registers spill: {line}"
         assert line["shared"] <= SHARED[line["architecture"]] * 1024, line
