@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .block_sparse import (
-    BLOCK,
-    LOG2E,
-    Lists,
-    Spans,
-    absorb,
-    key_rows,
-    map_steps,
-    mapped,
-    need_layout,
-    seen_scores,
-)
+from .block_sparse import LOG2E, Lists, Spans, absorb, key_rows, seen_scores
+from .key_layout import BLOCK, map_steps, mapped, need_layout
 from .launch import jit, need_rows, power_of_two, tl
 
 

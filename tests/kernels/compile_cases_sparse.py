@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from compile_case import Case
-from streamrender_h3.kernels import block_sparse, compression, pair_sparse, tile_lists, tile_means
+from streamrender_h3.kernels import block_sparse, compression, key_layout, pair_sparse, tile_lists, tile_means
 
-HEADS, WIDTH, BLOCK, TILES = 56, 128, block_sparse.BLOCK, 1749
+HEADS, WIDTH, BLOCK, TILES = 56, 128, key_layout.BLOCK, 1749
 MAP_FROM = 90  # the first architecture that reads through tensor maps
 INDICES = dict.fromkeys(("Q_STARTS", "Q_SIZES", "STARTS", "SIZES", "LISTED", "COUNT"), "*i32")
 STRIDES = ("Q_STRIDE", "Q_HEAD_STRIDE", "KV_STRIDE", "KV_HEAD_STRIDE", "OUT_STRIDE", "MAP_ROWS", "MAP_COLUMNS")
@@ -62,6 +62,7 @@ def cases(architecture: int) -> dict[str, Case]:
         "block_sparse two sources": attention_case(block_sparse, two=True, join=False),
         "tile_means": means_case(),
         "tile_lists": lists_case(),
+        "pair_sparse split": split_case(),
         "compression": gated_case(),
     }
     if architecture >= MAP_FROM:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from streamrender_h3.kernels import tile_means
-from streamrender_h3.kernels.block_sparse import seen_tiles
+from streamrender_h3.kernels import block_sparse, pair_sparse, tile_means
+from streamrender_h3.kernels.block_sparse import Lists, seen_tiles
 from streamrender_h3.kernels.dense_attention import choose_dense
 from streamrender_h3.kernels.sparse_attention import REFERENCE, choose_tiles, spans, vsa
 from streamrender_h3.kernels.tile_lists import coarse_scores
@@ -76,3 +76,35 @@ def test_output_is_that_of_fastvideo(name, variant, gated, joined):
     )
     expected = TENSORS[variant["key"] + (".out_gated" if gated else ".out")]
     torch.testing.assert_close(made[tiles.inverse], expected, rtol=0, atol=LIMIT)
+
+
+def refused(name: str) -> None:
+    tiles = tiles_of("a")
+    q, k, v = in_tile_order(tiles)
+    lists = Lists(3, torch.zeros(2, 15, 1, dtype=torch.int32), torch.zeros(2, 15, dtype=torch.int32))
+    where = (spans(tiles), spans(tiles), lists)
+    calls = {
+        "channels apart": lambda: block_sparse.launch(q, k[..., ::2], v[..., ::2], *where, torch.empty_like(q)),
+        "two layouts": lambda: block_sparse.launch(
+            q, k.transpose(0, 1).contiguous().transpose(0, 1), v, *where, q.clone()
+        ),
+        "columns of out": lambda: block_sparse.launch(q, k, v, *where, torch.empty(2, 300, 32).transpose(0, 1)),
+        "rows of means": lambda: tile_means.launch(q[:, ::2], spans(tiles)),
+        "pairs that see tiles always": lambda: pair_sparse.launch(q, k, v, *where, torch.empty_like(q)),
+    }
+    calls[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("channels apart", r"k .* has strides .* call \.contiguous\(\)"),
+        ("two layouts", r"k and v have strides .* needs the same; call \.contiguous\(\) on them first"),
+        ("columns of out", "out .* has strides .* make it contiguous"),
+        ("rows of means", r"x .* needs the heads of a row contiguous"),
+        ("pairs that see tiles always", "3 tiles seen always .* use block_sparse"),
+    ],
+)
+def test_a_kernel_refuses_what_it_would_misread(name, message):
+    with pytest.raises(ValueError, match=message):
+        refused(name)
