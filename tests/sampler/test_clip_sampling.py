@@ -47,7 +47,7 @@ def latents_of(chunks):
 
 def error(found, wanted):
     assert found.shape == wanted.shape
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    return float(((found.double() - wanted.double()).norm() / wanted.double().norm()).detach())
 
 
 def noised(clean, noise):
