@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compile_case import Case
-from streamrender_h3.kernels import block_sparse, compression, key_layout, pair_sparse, tile_lists, tile_means
+from streamrender_h3.kernels import block_sparse, compression, key_layout, tile_lists, tile_means
 
 HEADS, WIDTH, BLOCK, TILES = 56, 128, key_layout.BLOCK, 1749
 MAP_FROM = 90  # the first architecture that reads through tensor maps
@@ -41,12 +41,6 @@ def lists_case() -> Case:
     return Case(tile_lists.kernel, types, {"BLOCK": 2048}, 4, rows=True)
 
 
-def split_case() -> Case:
-    types = dict.fromkeys(("LISTED", "COUNT", "PAIRED", "PARTS"), "*i32")
-    types |= dict.fromkeys(("QUERY_TILES", "PAIRS", "MOST"), "i32")
-    return Case(pair_sparse.split_kernel, types, {"BLOCK": 256}, 4, rows=True)
-
-
 def gated_case() -> Case:
     tuned = compression.tuning(HEADS)
     types = {"OUT": "*bf16", "GATE": "*bf16", "MIXED": "*fp32", "OF_ROW": "*i32", "TOTAL_ROWS": "i32", "TILES": "i32"}
@@ -62,7 +56,6 @@ def cases(architecture: int) -> dict[str, Case]:
         "block_sparse two sources": attention_case(block_sparse, two=True, join=False),
         "tile_means": means_case(),
         "tile_lists": lists_case(),
-        "pair_sparse split": split_case(),
         "compression": gated_case(),
     }
     if architecture >= MAP_FROM:
