@@ -41,7 +41,7 @@ SHARED = {80: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # What a matrix product of a large tile becomes; the sixteen-row tile of the few queries is too small for the newer ones.
 TENSOR_CORES = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
 # Kernels with matrix products, without, and those that read or write float8_e4m3fn.
-DOTS, ROWS, FP8 = 2 + 4, 4 + 7 + 2, 5
+DOTS, ROWS, FP8 = 2 + 4, 4 + 7 + 3, 5
 # Accesses of sixteen bytes per thread in a kernel of rows: every one that the shape allows.
 WIDE = {"norm_modulate add": 24, "norm_modulate first": 15, "swiglu wide": 6, "head_norm_rope": 26, "lse_merge": 12}
 WIDE |= {"block_sparse": 24, "tile_means": 4, "compression": 20}
