@@ -117,13 +117,15 @@ def vsa(
     if chosen is None or kept >= tiles.n_video:
         out = dense.run(q, k, v).contiguous()
     else:
-        out = _fine(q, k, v, tiles, chosen.lists, steps, dense)
+        out = attend_chosen(q, k, v, tiles, chosen.lists, steps, dense)
     if gate is not None and chosen is not None and chosen.mixed is not None:
         steps.add_gated(out, gate, chosen.mixed, tiles.of_row)
     return out
 
 
-def _fine(q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, lists: Lists, steps: Steps, dense: DenseChoice) -> Tensor:
+def attend_chosen(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, lists: Lists, steps: Steps, dense: DenseChoice
+) -> Tensor:
     """Attention over rows: of the prefix dense, of the grids over the prefix dense where that can be joined, the rest by lists."""
     rows, first = tiles.prefix_rows, tiles.n_prefix
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

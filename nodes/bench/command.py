@@ -40,6 +40,9 @@ PARTS = {
     "clip": Part(
         ".clip", "ms per denoising step of a whole clip from text, dense and over 20 and 10 % of its video", False
     ),
+    "sparse": Part(
+        ".sparse", "one layer's sparse attention of a whole clip beside dense attention and FastVideo's kernel", False
+    ),
     "decoder": Part(".decoder", "ms per pair of the ViT decoder, from plain PyTorch to its fastest form", False),
     "roofline": Part(".roofline", "what other cards may reach, by arithmetic, from an earlier run of chunk", False),
 }
