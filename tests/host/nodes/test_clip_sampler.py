@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def test_the_same_seed_gives_the_same_latents_and_a_saved_video_is_taken(host, f
     other = json.loads(host.run("ClipSampler", **{**from_text, "seed": 2})[2])
     assert other["latents_sha256"] != first["latents_sha256"]
     assert json.loads(host.run("ClipSampler", **from_text)[2])["latents_sha256"] == first["latents_sha256"]
+    shutil.rmtree(host.base / "output" / "streamrender_h3" / "words")
 
 
 def test_the_chain_makes_three_calls_a_step(host, from_clip, forwards):
