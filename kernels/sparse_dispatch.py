@@ -23,10 +23,11 @@ from .tiles import Tiles
 log = logging.getLogger("streamrender_h3")
 
 ENVIRONMENT = "SRH3_SPARSE"
-NAMES = ("triton", "eager", "off")
+FORMS = ("triton", "eager")
+NAMES = (*FORMS, "off")
 EAGER_ROWS = 32768  # the definition goes tile by tile and head by head; a clip beyond this would take hours
 # Order of trial by compute capability; the first row whose capability is reached counts.
-ORDER: Order = (((8, 0), ("triton", "eager")),)
+ORDER: Order = (((8, 0), FORMS),)
 ELSEWHERE = ("eager",)
 
 

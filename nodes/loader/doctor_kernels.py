@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from ...kernels import dense_attention, dispatch, quant_matmul
+from ...kernels import dense_attention, dispatch, quant_matmul, sparse_dispatch
 from ...kernels.choice import AttentionError
 from ...kernels.fusions import reference_only, wanted_fusions, why_unfused
 from .findings import FACT, HEAD_DIM, NO, YES, Finding, tried
 
 Choose = Callable[..., Any]
-# Where attention runs: the table of that room and its choice.
-USES: dict[str, tuple[ModuleType, Choose]] = {
-    "transformer": (dense_attention, dense_attention.choose_dense),
-    "decoder windows": (dispatch, dispatch.choose),
+# Where attention runs: the names of that room's table and its choice.
+USES: dict[str, tuple[tuple[str, ...], Choose]] = {
+    "transformer": (tuple(dense_attention.BACKENDS), dense_attention.choose_dense),
+    "decoder windows": (tuple(dispatch.BACKENDS), dispatch.choose),
+    "sparse clips": (sparse_dispatch.FORMS, sparse_dispatch.choose_sparse),
 }
 
 
@@ -36,8 +36,8 @@ def attentions(device: torch.device) -> list[Finding]:
 
     return [
         tried("attention", f"{name}, {use}", "", partial(trial, choose, name))
-        for use, (table, choose) in USES.items()
-        for name in table.BACKENDS
+        for use, (names, choose) in USES.items()
+        for name in names
     ]
 
 

@@ -58,6 +58,7 @@ def test_the_choice_is_told_part_by_part(diagnosis):
     assert names[:4] == [
         "transformer, attention",
         "decoder windows, attention",
+        "sparse clips, attention",
         "transformer, kernels",
         "plain weights",
     ]
