@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .block_sparse import seen_tiles
-from .sparse_attention import Mode, Steps, choose_tiles
+from .block_sparse import Lists, seen_tiles
+from .sparse_attention import Forced, Mode, Steps, choose_tiles
 from .tiles import Tiles
 
 ROWS_AT_ONCE = 32
@@ -25,6 +25,10 @@ class Recall:
     chosen: Tensor
     ceiling: Tensor
 
+    def stacked(self) -> Tensor:
+        """Both as one tensor [2, heads], to be asked for at once."""
+        return torch.stack((self.chosen, self.ceiling))
+
 
 def tile_mass(q: Tensor, k: Tensor, tiles: Tiles, rows: Tensor) -> Tensor:
     """q, k [rows, d] of one head in tile order -> share of each tile in the attention of the sampled rows [sampled, n], float32."""
@@ -36,30 +40,37 @@ def tile_mass(q: Tensor, k: Tensor, tiles: Tiles, rows: Tensor) -> Tensor:
     return torch.cat(masses)
 
 
+def sampled_rows(tiles: Tiles, heads: int, rows_per_head: int = 128, seed: int = 0) -> Tensor:
+    """Rows of the grids to ask, in tile order [heads, rows_per_head] int64, with repetitions; the same on every device."""
+    random = torch.Generator().manual_seed(seed)
+    rows = torch.randint(tiles.prefix_rows, tiles.rows, (heads, rows_per_head), generator=random)
+    return rows.to(tiles.order.device)
+
+
 def recall(
     q: Tensor,
     k: Tensor,
     tiles: Tiles,
     sparsity: float,
+    rows: Tensor,
     *,
     steps: Steps,
-    rows_per_head: int = 128,
-    seed: int = 0,
     mode: Mode = "exempt",
-    forced: Tensor | None = None,
+    forced: Forced | None = None,
 ) -> Recall:
-    """q, k [rows, heads, d] in tile order, as `sparse_attention.vsa` takes them; the sampled rows are rows of grids."""
-    kept = tiles.budget(sparsity)
-    lists = choose_tiles(steps, q, k, None, tiles, kept, mode, forced).lists
-    random = torch.Generator().manual_seed(seed)
-    held, best = [], []
-    for head in range(q.shape[1]):
-        rows = torch.randint(tiles.prefix_rows, tiles.rows, (rows_per_head,), generator=random).to(q.device)
-        mass = tile_mass(q[:, head], k[:, head], tiles, rows)
-        one = type(lists)(lists.always, lists.listed[head : head + 1], lists.count[head : head + 1])
-        seen = seen_tiles(one, tiles.n_tiles)[0, tiles.of_row[rows].long() - tiles.n_prefix]
+    """q, k [rows, heads, d] in tile order, as `sparse_attention.vsa` takes them; `rows` [heads, sampled] from `sampled_rows`.
+
+    One head at a time; the host never waits for the device.
+    """
+    lists = choose_tiles(steps, q, k, None, tiles, tiles.budget(sparsity), mode, forced).lists
+    always, held, best = lists.always, [], []
+    for head, asked in enumerate(rows):
+        mass = tile_mass(q[:, head], k[:, head], tiles, asked)
+        of = tiles.of_row[asked].long() - tiles.n_prefix
+        own = Lists(always, lists.listed[head, of][None], lists.count[head, of][None])
+        seen = seen_tiles(own, tiles.n_tiles)[0]
         held.append((mass * seen).sum(-1).mean())
-        free = mass[:, lists.always :].sort(-1, descending=True).values
-        counted = torch.arange(free.shape[1], device=q.device) < (seen.sum(-1) - lists.always)[:, None]
-        best.append((mass[:, : lists.always].sum(-1) + (free * counted).sum(-1)).mean())
+        free = mass[:, always:].sort(-1, descending=True).values
+        counted = torch.arange(free.shape[1], device=q.device) < own.count[0][:, None]
+        best.append((mass[:, :always].sum(-1) + (free * counted).sum(-1)).mean())
     return Recall(torch.stack(held), torch.stack(best))

@@ -8,7 +8,7 @@ says its log-sum-exp; the kernel joins the chosen tiles to it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -38,6 +38,27 @@ KERNELS = Steps(tile_means.launch, tile_lists.launch, block_sparse.launch, compr
 
 
 @dataclass(frozen=True)
+class Forced:
+    """Grid tiles that query tiles of the grids see in any case: mask [n_video, n_video] bool (query tile, key tile).
+
+    count [n_video] int32 says how many each sees, `most` the largest of these: known beforehand, so that nothing waits for it.
+    """
+
+    mask: Tensor
+    count: Tensor
+    most: int
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Forced:
+        count = mask.sum(-1, dtype=torch.int32)
+        return cls(mask, count, int(count.max()) if len(count) else 0)
+
+    def to(self, device: torch.device | str) -> Forced:
+        """The same with its tensors there."""
+        return replace(self, mask=self.mask.to(device), count=self.count.to(device))
+
+
+@dataclass(frozen=True)
 class Chosen:
     """Lists of the query tiles of the grids, and, where a gate asks for it, attention among all means [heads, n, d]."""
 
@@ -57,11 +78,11 @@ def choose_tiles(
     tiles: Tiles,
     kept: int,
     mode: Mode = "exempt",
-    forced: Tensor | None = None,
+    forced: Forced | None = None,
 ) -> Chosen:
     """What the query tiles of the grids see; with `v` also attention among means. Scores exist for a few heads at a time.
 
-    forced [n, n] bool (query tile, key tile): tiles that are seen in any case, out of the budget as far as that goes.
+    `forced` tiles are taken out of the budget; a query tile with more of them than that sees all of them and no others.
     """
     everything = spans(tiles)
     means = [steps.means(x, everything) for x in (q, k, *([] if v is None else [v]))]
@@ -69,9 +90,8 @@ def choose_tiles(
     offset, wanted = (first, kept) if mode == "exempt" else (0, min(kept + first, tiles.n_tiles))
     budget = torch.full((tiles.n_video,), wanted, dtype=torch.int32, device=q.device)
     if forced is not None:
-        forced = forced[first:, offset:]
-        budget = torch.maximum(budget, forced.sum(-1).int())
-        wanted = int(budget.max())
+        budget = torch.maximum(budget, forced.count)
+        wanted = max(wanted, forced.most)
     groups, mixed = [], []
     for at in range(0, q.shape[1], HEADS_AT_ONCE):
         some_q, some_k, *some_v = (x[at : at + HEADS_AT_ONCE] for x in means)
@@ -82,7 +102,7 @@ def choose_tiles(
         else:
             scores = coarse_scores(some_q[:, first:], some_k[:, offset:])
         if forced is not None:
-            scores = scores.masked_fill(forced, torch.inf)
+            scores[..., first - offset :].masked_fill_(forced.mask, torch.inf)
         groups.append(steps.pick(scores, budget, wanted, offset))
     listed, count = (torch.cat(parts) for parts in zip(*groups, strict=True))
     return Chosen(Lists(first if mode == "exempt" else 0, listed, count), torch.cat(mixed) if mixed else None)
@@ -99,7 +119,7 @@ def vsa(
     dense: DenseChoice,
     gate: Tensor | None = None,
     mode: Mode = "exempt",
-    forced: Tensor | None = None,
+    forced: Forced | None = None,
 ) -> Tensor:
     """q, k, v, gate [rows, heads, d] in tile order (`tiles.order`), q and k after norm and rotation -> [rows, heads, d].
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .choice import AUTO, AttentionError, Order, compare, described
 from .dense_attention import DenseChoice, choose_dense
 from .launch import refusal
-from .sparse_attention import KERNELS, REFERENCE, Mode, Steps, vsa
+from .sparse_attention import KERNELS, REFERENCE, Forced, Mode, Steps, vsa
 from .tiles import Tiles
 
 log = logging.getLogger("streamrender_h3")
@@ -53,7 +53,7 @@ class SparseChoice:
         *,
         gate: Tensor | None = None,
         mode: Mode = "exempt",
-        forced: Tensor | None = None,
+        forced: Forced | None = None,
     ) -> Tensor:
         """`sparse_attention.vsa` by this form. Raises `AttentionError` where it would take hours; `need_rows` says so early."""
         self.need_rows(tiles.rows)

@@ -12,13 +12,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...kernels.tiles import Segment
 from ..model import LayerAttention
 from .clip_plan import ClipShape
 from .clip_recipes import Recipe
 from .finite import RenderError
 
-AUTO, DENSE, VSA = "auto", "dense", "vsa"
-MODES = (AUTO, DENSE, VSA)
+AUTO, DENSE, VSA, VSA_TARGET_REF = "auto", "dense", "vsa", "vsa_target_ref"
+MODES = (AUTO, DENSE, VSA, VSA_TARGET_REF)
+UNTRAINED = (
+    "vsa_target_ref is experimental: it tiles the reference video as a second grid, and no checkpoint was trained for that; "
+    "compare the result with dense attention"
+)
 MIN_ROWS = 16384  # below it dense attention is as fast
 
 
@@ -31,11 +36,22 @@ class RowSegments:
 
     runs: tuple[int, ...]
     grid: tuple[int, int, int]  # rows along time, height and width
+    reference: tuple[int, tuple[int, int, int]] | None = None  # which run is the reference video, and its grid of rows
 
     @classmethod
     def of(cls, shape: ClipShape, text_rows: int) -> RowSegments:
-        parts = shape.segments(text_rows)
-        return cls(tuple(len(rows) for name, rows in parts.items() if name != "video" and rows), shape.grid)
+        runs = {name: len(rows) for name, rows in shape.segments(text_rows).items() if name != "video" and rows}
+        grid = shape.reference_grid
+        reference = None if grid is None else (list(runs).index("reference"), grid)
+        return cls(tuple(runs.values()), shape.grid, reference)
+
+    def cut(self, *, target_ref: bool) -> tuple[Segment, ...]:
+        """Runs and grids in packed order, as tiles are cut; with `target_ref` the reference video is a grid too."""
+        segments: list[Segment] = [*self.runs, self.grid]
+        if target_ref and self.reference is not None:
+            number, grid = self.reference
+            segments[number] = grid
+        return tuple(segments)
 
     @property
     def rows(self) -> int:
@@ -44,11 +60,15 @@ class RowSegments:
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Which share of the video tiles is kept, in percent, and where attention stays dense all the same."""
+    """Which share of the video tiles is kept, in percent, and where attention stays dense all the same.
+
+    With `target_ref` the reference video's tiles compete with the target's, and the share is one of both together.
+    """
 
     keep: float
     dense_first_steps: int = 0
     dense_layers: frozenset[int] = frozenset()
+    target_ref: bool = False
 
 
 class PreparedAttention(Protocol):
@@ -72,7 +92,10 @@ class ClipAttention(Protocol):
         """Device bytes that one layer's call works with beside q, k, v and the gate."""
 
     def facts(self) -> dict[str, Any]:
-        """What the run report says about it."""
+        """What the run report says about it; known before the render."""
+
+    def found(self) -> dict[str, Any]:
+        """Entries of the run report that only the render can tell."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +117,22 @@ def decide(
     dense_first_steps: int = 0,
     dense_layers: frozenset[int] = frozenset(),
     min_rows: int = MIN_ROWS,
+    reference: bool = False,
 ) -> Decision:
     """Which attention a clip gets. `keep` 0 means what the checkpoint was trained with: `trained`, else the recipe's.
 
-    `gated` says whether the model has the gates of the compression branch. Raises `RenderError` for an unknown mode or share.
+    `gated` says whether the model has the gates of the compression branch, `reference` whether there is a reference video.
+    Raises `RenderError` for an unknown mode or share, and for a mode that needs a reference video.
     """
     if mode not in MODES:
         raise RenderError(f"attention_mode is {mode!r}; choose one of {', '.join(MODES)}")
     if not 0.0 <= keep <= 100.0:
         raise RenderError(
             f"vsa_keep_percent is {keep}; a share from 0 to 100 is needed. Set 0 for what the model was made for"
+        )
+    if mode == VSA_TARGET_REF and not reference:
+        raise RenderError(
+            f"attention_mode is {mode!r}, and there is no reference video to tile; connect 'clip', or choose {VSA!r}"
         )
     made_for = (trained or recipe.keep) if gated else None
     warnings = []
@@ -119,8 +148,11 @@ def decide(
     share = keep or made_for
     if not share:
         raise RenderError(
-            "attention_mode is 'vsa', and this checkpoint was not trained for it; set vsa_keep_percent, or 'dense'"
+            f"attention_mode is {mode!r}, and this checkpoint was not trained for it; set vsa_keep_percent, or 'dense'"
         )
+    target_ref = mode == VSA_TARGET_REF
+    if target_ref:
+        warnings.append(UNTRAINED)
     if made_for is None:
         warnings.append(
             f"this checkpoint was trained with dense attention and is rendered with {share:g} % of the video tiles; expect errors"
@@ -131,7 +163,7 @@ def decide(
         )
     if share >= 100.0 and not gated:
         return Decision(None, tuple(warnings))
-    return Decision(Sparsity(share, dense_first_steps, dense_layers), tuple(warnings))
+    return Decision(Sparsity(share, dense_first_steps, dense_layers, target_ref), tuple(warnings))
 
 
 def layer_numbers(text: str, layers: int) -> frozenset[int]:

@@ -21,10 +21,10 @@ from .clip_choice import AUTO, choose_recipe
 from .clip_plan import LEAST_FRAMES, LONGEST_FRAMES, SEGMENT_FRAMES, ClipPlan
 from .clip_recipes import RECIPES
 from .clip_render import NODE, ClipInputs, ClipSettings, check_clip, render_clip
-from .clip_setup import Progress, with_attention
+from .clip_setup import GUIDED, SINGLE_CALL, Progress, clip_branches, with_attention
 from .failure import frames_released
 from .fingerprint import clip_fingerprint
-from .guidance import SINGLE, STRUCTURE_SCALE, TEXT_SCALE, Branch, chain
+from .guidance import STRUCTURE_SCALE, TEXT_SCALE
 from .journal import work_in
 from .node import output_of
 from .node_files import RENDER, finished_before, kept_on_failure, latent_paths, output_forms, write_finished
@@ -34,8 +34,6 @@ from .record import Recorder, start_memory_watch
 from .render import MAX_SEED
 
 log = logging.getLogger(host.PACK)
-
-SINGLE_CALL, GUIDED = "single (one call)", "chain (three calls)"
 
 
 class ClipSamplerNode(io.ComfyNode):
@@ -109,7 +107,8 @@ class ClipSamplerNode(io.ComfyNode):
                     options=list(MODES),
                     default=MODES[0],
                     tooltip="'auto' is what the checkpoint was trained for: sparse (VSA) for FastH3 with gates, else dense. "
-                    "'vsa' on another checkpoint is an experiment.",
+                    "'vsa' on another checkpoint is an experiment. 'vsa_target_ref' is experimental: the reference video is "
+                    "tiled as a second grid, which nothing was trained for.",
                 ),
                 io.Float.Input(
                     "vsa_keep_percent",
@@ -177,6 +176,13 @@ class ClipSamplerNode(io.ComfyNode):
                     tooltip="Save the finished video at once under 'name' in output/streamrender_h3, without Save Video. A video "
                     "that lies there from the very same render is taken instead of rendering again, without its latent.",
                 ),
+                io.Boolean.Input(
+                    "vsa_auto_dense",
+                    default=False,
+                    optional=True,
+                    tooltip="Experimental: the first sparse step measures how much of the attention the chosen tiles hold; layers "
+                    "below 0.8 are dense from then on. The figures are in 'metrics'.",
+                ),
             ],
             outputs=[
                 io.Video.Output("video", display_name="video", tooltip="The rendered file, 24 frames per second."),
@@ -222,6 +228,7 @@ class ClipSamplerNode(io.ComfyNode):
         encoder: HostEncoder | None = None,
         name: str = "",
         save: bool = False,
+        vsa_auto_dense: bool = False,
     ) -> io.NodeOutput:
         inputs = ClipInputs(look, model.h3, decoder.codec, clip, encoder.codec if encoder else None)
         plan = ClipPlan.of(frames, frames) if clip is None else ClipPlan.of(clip.frames, segment_frames)
@@ -234,6 +241,7 @@ class ClipSamplerNode(io.ComfyNode):
             settings,
             choice,
             attention_mode,
+            vsa_auto_dense,
             keep=vsa_keep_percent,
             dense_first_steps=vsa_dense_first_steps,
             dense_layers=layer_numbers(vsa_dense_layers, model.h3.config.layers),
@@ -285,13 +293,3 @@ class ClipSamplerNode(io.ComfyNode):
             log.info("%s: the clip was made in %d segments, so there is no LATENT", NODE, len(plan.segments))
         host.after_prompt(journal.remove_unless_used)
         return output_of(video, report, latent, temporary=not save)
-
-
-def clip_branches(
-    guidance: str, text_scale: float, structure_scale: float, look: Look | TextLook
-) -> tuple[Branch, ...]:
-    if guidance == SINGLE_CALL:
-        return SINGLE
-    if guidance == GUIDED:
-        return chain(text_scale, structure_scale, caption=len(look.text) > look.media_rows)
-    raise ValueError(f"{NODE}: guidance {guidance!r} is unknown; choose one of {[SINGLE_CALL, GUIDED]}")

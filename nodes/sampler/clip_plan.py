@@ -168,6 +168,11 @@ class ClipShape:
         """Rows of the video along time, height and width."""
         return latents_of(self.frames), self.target[0] // 2, self.target[1] // 2
 
+    @property
+    def reference_grid(self) -> tuple[int, int, int] | None:
+        """Rows of the reference video along time, height and width."""
+        return None if self.reference is None else (self.grid[0], self.reference[0] // 2, self.reference[1] // 2)
+
     def positions(self, text_rows: int) -> list[Position]:
         """(t, h, w) of every packed row, float64, as `MiniMax-H3` lays out T2VA and Ref2VA.
 

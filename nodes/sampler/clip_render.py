@@ -56,7 +56,10 @@ class ClipSettings:
         return sum(s.latents for s in self.plan.segments), sum(s.sound for s in self.plan.segments)
 
     def facts(self) -> dict[str, Any]:
-        """Seed, noise levels, segments and attention, ready for JSON: what another implementation needs to repeat a render."""
+        """Seed, noise levels, segments and attention, ready for JSON: what another implementation needs to repeat a render.
+
+        What the attention found out while rendering stands beside it.
+        """
         grid = self.grid
         segments = [{"frames": [s.shown.start, s.shown.stop], "made": s.frames} for s in self.plan.segments]
         return {
@@ -65,6 +68,7 @@ class ClipSettings:
             "grids": {"video": list(grid.video), "audio": list(grid.audio)},
             "segments": segments,
             "attention": "dense" if self.attention is None else self.attention.facts(),
+            **({} if self.attention is None else self.attention.found()),
         }
 
 

@@ -41,7 +41,7 @@ def test_rows_are_those_of_the_specification(frames, mode, text, rows):
 
 def test_segments_of_the_packed_rows_are_told_without_empty_ones():
     shape = ClipShape.of(124, *RELEASED)
-    assert RowSegments.of(shape, 1500) == RowSegments((1500, 1008, 37 * 390, 2 * 207), (37, 24, 42))
+    assert RowSegments.of(shape, 1500) == RowSegments((1500, 1008, 37 * 390, 2 * 207), (37, 24, 42), (2, (37, 15, 26)))
     assert RowSegments.of(shape.without_reference(), 1016).runs == (1016, 1008, 414)
     alone = RowSegments.of(ClipShape.of(345, RELEASED[0]), 1000)
     assert alone == RowSegments((1000, 2 * 575), (102, 24, 42)) and alone.rows == 104_966

@@ -92,6 +92,9 @@ class TileOrdered:
     def facts(self) -> dict[str, Any]:
         return {"name": "tiles in plain PyTorch", "sparsity": self.sparsity}
 
+    def found(self) -> dict[str, Any]:
+        return {}
+
     def working_bytes(self, segments: Any, heads: int, head_dim: int, itemsize: int) -> int:
         return 0
 
