@@ -35,7 +35,9 @@ TEXT_ROWS = {"full": 1000, "example": 40}  # a prompt without a picture
 KEEPS = (20.0, 10.0)  # of FastH3 V2 and V1
 STEP = 1
 CHOICE_REPEATS = 4
-WARM_BLOCKS = 2  # one like all others and the last, which gives fewer rows: their kernels are compiled, their plans made
+WARM_BLOCKS = (
+    2  # one like all others and the last, which gives fewer rows: their kernels are compiled, their plans made
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,9 @@ def one(made: Report, clip: Clip, form: ClipForm, peak: float) -> None:
     start_peak(device)
     with few_blocks(network.model, WARM_BLOCKS):
         network(given, STEP)
-    ms = time_ms(device, lambda: network(given, STEP), repeats=1, warm=0)  # half a minute at the longest: once is enough
+    ms = time_ms(
+        device, lambda: network(given, STEP), repeats=1, warm=0
+    )  # half a minute at the longest: once is enough
     held = peak_gib(device)
     flops = step_flops(clip, form.keep)
     made.rows.append(Row(form.name, ms, flops / ms / 1e9, flops / peak / 1e9, held))

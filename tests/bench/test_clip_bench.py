@@ -47,9 +47,9 @@ def test_a_step_is_measured_dense_and_sparse_beside_its_arithmetic(capsys):
 
 
 def test_forms_and_rows_can_be_chosen(capsys):
-    (report,) = run(capsys, "clip", "--forms", "fused, keep|plain", "--text-rows", "70", "--size", "64x64", "--frames", "22")[
-        "reports"
-    ]
+    (report,) = run(
+        capsys, "clip", "--forms", "fused, keep|plain", "--text-rows", "70", "--size", "64x64", "--frames", "22"
+    )["reports"]
     assert [row["name"] for row in report["rows"]] == ["fused, keep 20 %", "fused, keep 10 %", "plain modules, dense"]
     assert report["facts"]["rows of a forward"] == 70 + 2 * 37 + 7 * 4
     with pytest.raises(BenchError, match="100x64"):

@@ -14,7 +14,9 @@ def test_an_update_goes_about_equally_far_in_every_direction_of_the_gradient(sha
     rank = min(shape[1:])
     u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
     gradient = u @ torch.diag(torch.logspace(0, -1.5, rank)) @ v
-    along = torch.einsum("nij,nik,njk->nj", u, orthogonal(gradient), v)  # the length in each direction, 0.03 to 1 before
+    along = torch.einsum(
+        "nij,nik,njk->nj", u, orthogonal(gradient), v
+    )  # the length in each direction, 0.03 to 1 before
     assert along.min() > 0.5 and along.max() < 1.3
 
 
