@@ -84,7 +84,7 @@ def run_fast(
 ) -> tuple[Tensor, Tensor]:
     """`model(rows, modulation, bank=bank, sparse=sparse)` by the kernels of `form`, and its attention where none is given.
 
-    `sparse` goes without a bank: it sees the rows of the forward, all of them in every layer.
+    `sparse` sees all rows of the forward in every layer, and keys of a bank and of the forward as one stretch.
     """
     text, before, audio, video = rows.segments
     device = rows.text.device
@@ -136,7 +136,7 @@ def _block(block: Block, stream: Stream, table: Tensor, all_: Pass, layer: int, 
     if all_.sparse is None:
         mixed = _attend(q, seen, all_)
     else:
-        mixed = all_.sparse(layer, q, *seen[0], gate)
+        mixed = all_.sparse(layer, q, *_joined(seen), gate)
         mixed = mixed[all_.predicted] if last else mixed
     branch = _product(attn.out_proj, mixed.flatten(-2), stream.x)
     del q, mixed, gate
@@ -156,12 +156,19 @@ def _attend(q: Tensor, seen: tuple[Stretch, ...], all_: Pass) -> Tensor:
     if len(seen) == 1:
         return attention.run(q, *seen[0])
     if attention.run_lse is None:
-        keys, values = zip(*seen, strict=True)
-        return attention.run(q, torch.cat(keys), torch.cat(values))
+        return attention.run(q, *_joined(seen))
     (out, lse), *more = (attention.run_lse(q, *stretch) for stretch in seen)
     for other, other_lse in more:
         out = all_.do.lse_merge(out, lse, other, other_lse)
     return out
+
+
+def _joined(seen: tuple[Stretch, ...]) -> Stretch:
+    """Two stretches as one, which copies them."""
+    if len(seen) == 1:
+        return seen[0]
+    keys, values = zip(*seen, strict=True)
+    return torch.cat(keys), torch.cat(values)
 
 
 def _taken(x: Tensor, *layers: nn.Module) -> torch.dtype:

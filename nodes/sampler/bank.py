@@ -86,6 +86,12 @@ class StepBank(Place):
     def __init__(self, store: Store, key: tuple[str, int]) -> None:
         self._store, self._key = store, key
         self._rows = 0
+        self.means: dict[int, Tensor] = {}  # of the bank's keys by layer, where a sparse window asked for them
+
+    @property
+    def moving_first(self) -> bool:
+        """Whether moving rows stand before the prefix in the one stretch of both."""
+        return isinstance(self._store, Sandwich) and self._key[1] == 1
 
     def reserve(self, layer: int, like: Tensor) -> Stretch:
         self._rows = len(like)

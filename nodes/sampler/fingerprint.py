@@ -56,12 +56,20 @@ def fingerprint(
         "steps": short(json.dumps([settings.grid.video, settings.grid.audio])),
         "seed": str(settings.seed),
         "guidance": short(*(f"{b.name} {b.caption} {b.reference} {b.weight}" for b in settings.branches)),
-        "attention": settings.attention + (", bank in fp8" if settings.bank == FP8 else ""),
+        "attention": attention_of(settings),
         "size": "{1}x{0}".format(*look.size),
         "video format": ", ".join(output),
         "versions": versions(device_of(model)),
         **{name: str(value) for name, value in more.items()},
     }
+
+
+def attention_of(settings: Settings) -> str:
+    """The attention of a stream, with what makes it inexact."""
+    bank = ", bank in fp8" if settings.bank == FP8 else ""
+    return (
+        settings.attention + bank + ("" if settings.window_keep is None else f", window keeps {settings.window_keep} %")
+    )
 
 
 def clip_fingerprint(inputs: ClipInputs, settings: ClipSettings, output: Iterable[str] = ()) -> Parts:

@@ -7,12 +7,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..model import H3, AdaLNTables, Form, Modulation, PackedRows, audio_from_rows, run_fast, unpatchify
+from ..model import (
+    H3,
+    AdaLNTables,
+    Form,
+    LayerAttention,
+    Modulation,
+    PackedRows,
+    audio_from_rows,
+    run_fast,
+    unpatchify,
+)
 from ..schedule import Geometry, Window, layout_key
 from .bank import Place, PrefixBank, StepBank
 from .grids import TimeGrid, h3_time
 from .guidance import SINGLE, Branch
 from .pack import Layout, RowTimes, WindowLatents, make_layout, pack_moving, pack_prefix, pack_whole
+from .window_sparse import SparseWindow
 
 PREFIX = "prefix"
 DENSE = "dense"
@@ -46,6 +57,7 @@ class Network:
     branches: tuple[Branch, ...] = SINGLE
     bank: PrefixBank = field(default_factory=PrefixBank)
     form: Form | None = None  # fused kernels and a chosen attention; None for the plain modules as they are
+    sparse: SparseWindow | None = None  # an experiment, with the prefix bank alone
     _layouts: dict[tuple[str, object], Layout] = field(default_factory=dict)
     _text: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _steps: dict[int, tuple[RowTimes, Modulation]] = field(default_factory=dict)
@@ -69,7 +81,7 @@ class Network:
         else:
             bank = self.bank.get(branch.name, step) or self._prefill(branch, layout, text, latents, step)
             rows = pack_moving(layout, text, latents, times)
-            velocity = self._forward(rows, modulation, bank)
+            velocity = self._forward(rows, modulation, bank, layout.sparse and layout.sparse(bank))
         height, width = latents.video.shape[-2:]
         new = len(window.latents)
         video = unpatchify(velocity[0], new, height, width)
@@ -79,12 +91,18 @@ class Network:
             latents.audio[:, :, -len(window.audio_new) :] + (1.0 - h3_time(sigmas[1])) * audio,
         )
 
-    def _forward(self, rows: PackedRows, modulation: Modulation, bank: Place | None = None) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self,
+        rows: PackedRows,
+        modulation: Modulation,
+        bank: Place | None = None,
+        sparse: LayerAttention | None = None,
+    ) -> tuple[Tensor, Tensor]:
         if self.form is None:
-            return self.model(rows, modulation, bank=bank)
+            return self.model(rows, modulation, bank=bank, sparse=sparse)
         if not self.form.fast:
-            return self.model(rows, modulation, bank=bank, attend=self.form.attention.run)
-        return run_fast(self.model, rows, modulation, self.form, bank=bank)
+            return self.model(rows, modulation, bank=bank, attend=self.form.attention.run, sparse=sparse)
+        return run_fast(self.model, rows, modulation, self.form, bank=bank, sparse=sparse)
 
     def _prefill(self, branch: Branch, layout: Layout, text: Tensor, latents: WindowLatents, step: int) -> StepBank:
         times, modulation = self._step(step, text.device)
@@ -108,7 +126,9 @@ class Network:
     def _layout(self, branch: Branch, window: Window, tags: Tensor) -> Layout:
         key = branch.name, layout_key(window)
         if key not in self._layouts:
-            self._layouts[key] = make_layout(
-                self.model, window, self.conditions.geometry, tags, reference=branch.reference
-            )
+            geometry, reference = self.conditions.geometry, branch.reference
+            layout = make_layout(self.model, window, geometry, tags, reference=reference)
+            if self.sparse is not None and not window.is_bootstrap:
+                layout = self.sparse.arrange(layout, window, geometry, reference=reference)
+            self._layouts[key] = layout
         return self._layouts[key]

@@ -7,14 +7,15 @@ template makes them repeat, so a render caches a handful.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ..model import H3, MODALITIES, PackedRows, Rope, audio_rows, patchify
+from ..model import H3, MODALITIES, LayerAttention, PackedRows, Rope, RowOrder, audio_rows, patchify
 from ..schedule import Geometry, RowPlan, Window, positions, row_plan, tags
+from .bank import StepBank
 from .grids import CLEAN_TIME, h3_time
 
 NOISY_VIDEO, NOISY_AUDIO, CLEAN = 0, 1, 2
@@ -32,20 +33,29 @@ class WindowLatents:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a window that one forward runs: their coordinates, modality tags and kind of time."""
+    """Rows of a window that one forward runs: their coordinates, modality tags and kind of time.
+
+    With `order` the blocks work in that order and `rope` is in it; everything else is packed.
+    """
 
     rope: Rope
     tags: Tensor  # [rows] long
     clock: Tensor  # [rows] long: NOISY_VIDEO, NOISY_AUDIO or CLEAN
     new_sound: Tensor  # long, which of the sound rows are new
+    order: RowOrder | None = None
     _indices: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def indices(self, times: RowTimes) -> tuple[Tensor, Tensor]:
         """(modulation_row, time_index) int32 [rows] at the times of a step; made once for every order of times."""
         if times.places not in self._indices:
             time_index = times.index[self.clock]
-            self._indices[times.places] = (time_index * MODALITIES + self.tags).int(), time_index.int()
+            rows = (time_index * MODALITIES + self.tags).int()
+            self._indices[times.places] = rows if self.order is None else rows[self.order.rows], time_index.int()
         return self._indices[times.places]
+
+    def in_order(self, rows: Tensor) -> Part:
+        """The same part for blocks that work on its rows in another order: `rows` [rows] long, the row at every place."""
+        return replace(self, rope=self.rope[rows], order=RowOrder.of(rows), _indices={})
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,7 @@ class Layout:
     sink_audio: int
     new_latents: int
     new_audio: int
+    sparse: Callable[[StepBank], LayerAttention] | None = None  # of the moving rows in place of dense attention
 
 
 def row_index(ranges: Iterable[range], device: torch.device) -> Tensor:
@@ -165,6 +176,7 @@ def _pack(
         rope=part.rope,
         modulation_row=modulation_row,
         time_index=time_index,
+        order=part.order,
         predict_video=slice(old, None) if predict else None,
         predict_audio=part.new_sound if predict else None,
     )

@@ -27,6 +27,7 @@ from .noise import DEFAULT_SEED
 from .replay import decoder_at, encoder_at
 from .rollout import Rollout
 from .state import RolloutState
+from .window_sparse import KEEP_PERCENT, SparseWindow, sparse_facts
 
 MAX_SEED = 2**64 - 1  # torch's generator takes 64 bits
 
@@ -41,6 +42,7 @@ class Settings:
     attention: str = PREFIX
     branches: tuple[Branch, ...] = SINGLE
     bank: str = SPLIT  # form of the prefix bank: sandwich, split, or fp8 (half the memory, no longer exact)
+    window_keep: float | None = None  # an experiment: percent of the tiles that a sparse window keeps; None is dense
 
     def latent_counts(self, frames: int) -> tuple[int, int]:
         """Video latents, and sound latents per channel, that a clip of `frames` frames takes."""
@@ -61,6 +63,7 @@ class Settings:
             },
             "attention": self.attention,
             "prefix_bank": self.bank,
+            **({} if self.window_keep is None else {"window_attention": sparse_facts(self.window_keep)}),
         }
 
 
@@ -103,6 +106,15 @@ def check_settings(settings: Settings) -> None:
         raise RenderError(f"attention is {settings.attention!r}; choose {PREFIX!r} or {DENSE!r}")
     if settings.bank not in FORMS:
         raise RenderError(f"form of the prefix bank is {settings.bank!r}; choose one of {', '.join(FORMS)}")
+    if settings.window_keep is not None and settings.attention != PREFIX:
+        raise RenderError(
+            f"the sparse window goes with the prefix bank, and attention is {settings.attention!r}; choose {PREFIX!r}"
+        )
+    if settings.window_keep is not None and not 0 < settings.window_keep <= 100:
+        raise RenderError(
+            f"the sparse window is to keep {settings.window_keep:g} % of its tiles; set more than 0 and at most 100, "
+            f"for example {KEEP_PERCENT:g}"
+        )
     banks = settings.grid.steps * len(settings.branches)
     if settings.attention == PREFIX and settings.bank == SANDWICH and banks != 2:
         raise RenderError(
@@ -190,6 +202,9 @@ def render(
     device = device_of(model)
     tables = model.modulation.tables(settings.grid.h3_times()).to(device)
     form = choose_form(model.model, device)
+    sparse = None
+    if settings.window_keep is not None:
+        sparse = SparseWindow.choose(settings.window_keep, model.model, device)
 
     def network_for(conditions: Conditions) -> Network:
         return Network(
@@ -200,6 +215,7 @@ def render(
             attention=settings.attention,
             branches=settings.branches,
             bank=PrefixBank(settings.bank),
+            sparse=sparse,
             form=form,
         )
 

@@ -25,6 +25,7 @@ from .rows import RELEASE_GEOMETRY, Geometry, RowPlan, row_plan, rows_per_frame,
 from .schedule import PRESETS, RELEASE, TEACHER, Coverage, Schedule
 from .table import PlanEntry, format_table, plan_table
 from .window import Window, pair_decoder_frames
+from .window_tiles import TilePlan, WindowTile, tile_plan
 
 __all__ = [
     "AUDIO_HZ",
@@ -42,7 +43,9 @@ __all__ = [
     "RowPlan",
     "Schedule",
     "ScheduleError",
+    "TilePlan",
     "Window",
+    "WindowTile",
     "audio_of_latent",
     "format_table",
     "frame_of_latent",
@@ -60,4 +63,5 @@ __all__ = [
     "spatial_axes",
     "spatial_axis",
     "tags",
+    "tile_plan",
 ]
