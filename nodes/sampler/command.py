@@ -32,6 +32,7 @@ from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
 from .render import RenderError, Settings, check_inputs, check_settings, conditions_for, encode_frames, render
 from .report_picture import report_picture
+from .window_sparse import keep_asked_for
 
 RELEASE_SIZE = (768, 1344)
 RELEASE_REFERENCE = (480, 832)
@@ -139,7 +140,8 @@ def run(args: Namespace) -> int:
     dtype = DTYPES[args.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RenderError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
-    settings = Settings(Schedule.parse(args.schedule), TimeGrid.trailing(args.steps), args.seed, args.attention)
+    grid = TimeGrid.trailing(args.steps)
+    settings = Settings(Schedule.parse(args.schedule), grid, args.seed, args.attention, window_keep=keep_asked_for())
     check_settings(settings)
     inputs = (args.clip, args.picture, args.prompt_file, args.model, args.encoder, args.decoder)
     out, form = Path(args.out), chosen_format(args.format, Path(args.out))

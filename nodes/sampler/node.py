@@ -42,6 +42,7 @@ from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
 from .render import MAX_SEED, Settings, check_inputs, render
 from .report_picture import report_picture
+from .window_sparse import keep_asked_for
 
 log = logging.getLogger(host.PACK)
 
@@ -182,7 +183,8 @@ class StreamSamplerNode(io.ComfyNode):
         if attention not in ATTENTION:
             raise ValueError(f"H3 Stream Sampler: attention {attention!r} is unknown; choose one of {list(ATTENTION)}")
         branches = branches_for(guidance, text_scale, structure_scale, look)
-        settings = Settings(schedule, TimeGrid.trailing(steps), seed, ATTENTION[attention], branches)
+        grid = TimeGrid.trailing(steps)
+        settings = Settings(schedule, grid, seed, ATTENTION[attention], branches, window_keep=keep_asked_for())
         check_inputs(clip, look, model.h3, settings, encoder.codec, decoder.codec)
 
         forms = output_forms(video_format)

@@ -12,10 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from streamrender_h3.kernels.dense_attention import DenseChoice, choose_dense
 from streamrender_h3.kernels.sparse_dispatch import choose_sparse
 from streamrender_h3.nodes.model import Form, audio_from_rows, unpatchify
-from streamrender_h3.nodes.sampler import Network, Rollout, TimeGrid, chain, h3_time
+from streamrender_h3.nodes.sampler import DENSE, Network, RenderError, Rollout, Settings, TimeGrid, chain, h3_time
 from streamrender_h3.nodes.sampler.bank import FORMS, FP8, SANDWICH, SPLIT, PrefixBank
 from streamrender_h3.nodes.sampler.pack import RowTimes, make_layout, pack_whole
-from streamrender_h3.nodes.sampler.window_sparse import SparseWindow
+from streamrender_h3.nodes.sampler.render import check_settings
+from streamrender_h3.nodes.sampler.window_sparse import ENVIRONMENT, SparseWindow, keep_asked_for
 from streamrender_h3.nodes.schedule import RELEASE, Geometry, Schedule, tile_plan
 from window_oracle import WindowOracle
 
@@ -202,3 +203,29 @@ def test_means_of_the_bank_are_made_once(network, given, monkeypatch):
     roll(predict, given, 4)
     assert len(made) == 2 * 3 and len(set(made)) == 1  # steps and layers, though three chunks used them
     assert predict.bank.get(predict.branches[0].name, 1).means[2].shape == (4, 3 * (4 + 2), 32)
+
+
+@pytest.mark.parametrize(("words", "keep"), [(None, None), ("", None), ("40", 40.0), (" 12.5 ", 12.5)])
+def test_the_environment_asks_for_it(monkeypatch, words, keep):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    if words is not None:
+        monkeypatch.setenv(ENVIRONMENT, words)
+    assert keep_asked_for() == keep
+
+
+def test_what_it_cannot_be_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "half")
+    with pytest.raises(RenderError, match=r"SRH3_WINDOW_KEEP is 'half'; set a percentage such as 50, or unset it"):
+        keep_asked_for()
+    for changes, words in (
+        ({"window_keep": 0.0}, "is to keep 0 % of its tiles; set more than 0 and at most 100"),
+        ({"window_keep": 50.0, "attention": DENSE}, "goes with the prefix bank, and attention is 'dense'"),
+    ):
+        with pytest.raises(RenderError, match=words):
+            check_settings(replace(Settings(RELEASE, GRID), **changes))
+
+
+def test_a_report_says_that_it_is_an_experiment():
+    assert "window_attention" not in Settings(RELEASE, GRID).facts()
+    facts = Settings(RELEASE, GRID, window_keep=50.0).facts()["window_attention"]
+    assert facts["keep_percent"] == 50.0 and "experiment" in facts["warning"]
