@@ -256,7 +256,9 @@ def test_the_reference_in_tiles_and_the_probe_are_experiments_that_the_report_te
     with caplog.at_level(logging.INFO):
         told = json.loads(host.run("ClipSampler", **asked)[2])
     assert told["attention"]["name"] == "vsa_target_ref" and "attention_recall" not in told
-    assert "no checkpoint was trained" in told["attention"]["experimental"] and "no checkpoint was trained" in caplog.text
+    assert (
+        "no checkpoint was trained" in told["attention"]["experimental"] and "no checkpoint was trained" in caplog.text
+    )
     with caplog.at_level(logging.INFO):
         probed = json.loads(host.run("ClipSampler", **asked, vsa_auto_dense=True)[2])
     assert caplog.text.count("sparse attention: the tiles chosen in step 0") == 1
