@@ -163,6 +163,17 @@ def test_a_share_is_needed_where_nothing_says_one():
         decide("vsa", BASE_50, gated=False, rows=38_710)
 
 
+def test_tiles_of_the_reference_need_one_and_are_warned_of():
+    options = {"gated": False, "rows": 54_648, "keep": 10.0}
+    decision = decide("vsa_target_ref", BASE_50, reference=True, **options)
+    assert decision.sparsity.target_ref and any("no checkpoint was trained" in words for words in decision.warnings)
+    assert not decide("vsa", BASE_50, reference=True, **options).sparsity.target_ref
+    with pytest.raises(RenderError, match="no reference video to tile; connect 'clip', or choose 'vsa'"):
+        decide("vsa_target_ref", BASE_50, **options)
+    with pytest.raises(RenderError, match=r"attention_mode is 'vsa_target_ref'.*set vsa_keep_percent"):
+        decide("vsa_target_ref", BASE_50, reference=True, gated=False, rows=54_648)
+
+
 def test_layers_are_read_from_a_list():
     assert layer_numbers("", 50) == frozenset()
     assert layer_numbers("0, 1, 48-49", 50) == {0, 1, 48, 49}

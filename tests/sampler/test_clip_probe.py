@@ -1,94 +1,123 @@
-"""The recall probe of whole clips: layers whose chosen tiles hold too little of the attention are dense, the others stay sparse."""
+"""The probe of sparse attention in a clip: layers whose chosen tiles miss the attention become dense, the others stay sparse."""
 
+import sys
+from pathlib import Path
+
+import pytest
 import torch
-from streamrender_h3.kernels.dense_attention import choose_dense
+
+sys.path.insert(0, str(Path(__file__).parent))
+import vsa_reference
+from streamrender_h3.kernels.sparse_attention import choose_tiles
+from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.sampler.clip_attention import RowSegments, Sparsity
+from streamrender_h3.nodes.sampler.clip_plan import ClipShape
 from streamrender_h3.nodes.sampler.clip_probe import LEAST_RECALL, AutoDense
 from streamrender_h3.nodes.sampler.clip_sparse import SparseClip
+from streamrender_h3.workflows.nano.weights import write_weights
+from test_clip_sparse import LIMIT, error, latents, network_of
+from test_independent_recompute import sensitive
 
-HEADS, WIDTH, LAYERS = 2, 32, 3
-SEGMENTS = RowSegments((6,), (8, 8, 8))  # six rows of text, eight tiles of 64
-KEEP = 25.0  # two of eight tiles
 CPU = torch.device("cpu")
-PLAIN, HIDDEN = 0, 1  # layers
+SHAPE = ClipShape.of(22, (320, 448), (160, 288))
+SEGMENTS = RowSegments.of(SHAPE, 70)
+MISSES, HOLDS = 0, 1  # layers
 
 
-def prepared(auto_dense=True, **changes):
-    probe = AutoDense(HEADS, LAYERS) if auto_dense else None
-    clip = SparseClip(Sparsity(KEEP, **changes), torch.float32, WIDTH, probe)
-    return clip, clip.prepare(SEGMENTS, CPU)
+def prepared(target_ref, keep=40.0):
+    attention = SparseClip(Sparsity(keep, target_ref=target_ref), torch.float32, 32, AutoDense(2, 2))
+    return attention, attention.prepare(SEGMENTS, CPU)
 
 
-def rows(tiles, layer):
-    """q, k and v in tile order. Every tile asks for the keys of the next one; the hidden layer's keys point both ways, so that
-    the means of their tiles tell nothing."""
-    generator = torch.Generator().manual_seed(layer)
-    directions = torch.nn.functional.normalize(torch.randn(tiles.n_tiles, HEADS, WIDTH, generator=generator), dim=-1)
-    of_row = tiles.of_row.long()
-    q, k = (40 * directions[(of_row + 1) % tiles.n_tiles]), 3 * directions[of_row]
-    if layer == HIDDEN:
-        sign = torch.where(torch.arange(tiles.rows) % 2 == 0, 1.0, -1.0)[:, None, None]
-        k = torch.where(of_row[:, None, None] >= tiles.n_prefix, sign * k, k)
-    return q, k, torch.randn(tiles.rows, HEADS, WIDTH, generator=generator)
+def holding(tiles, random):
+    """Every query looks along the mean of the tile of its own number."""
+    small = [0.01 * torch.randn(tiles.rows, 2, 32, generator=random) for _ in range(2)]
+    direction = torch.nn.functional.normalize(torch.randn(tiles.n_tiles, 2, 32, generator=random), dim=-1)
+    return small[0] + 300 * direction[tiles.of_row.long()], small[1] + direction[tiles.of_row.long()]
 
 
-def dense(q, k, v):
-    return choose_dense(CPU, torch.float32, WIDTH, "sdpa").run(q, k, v)
+def missing(tiles, random):
+    """Strong keys that cancel in the mean of their tile, the last one, and that queries of either sign look along."""
+    q, k = (0.01 * torch.randn(tiles.rows, 2, 32, generator=random) for _ in range(2))
+    start, size = int(tiles.starts[-1]), int(tiles.sizes[-1]) // 2 * 2
+    k[start : start + size, :, 0] += torch.tensor([30.0, -30.0]).repeat(size // 2)[:, None]
+    q[:, :, 0] += torch.tensor([3.0, -3.0]).repeat(tiles.rows)[: tiles.rows, None]
+    k[:, :, 1] += (tiles.of_row != tiles.n_tiles - 1)[:, None] * 0.5
+    q[:, :, 1] += 0.5
+    return q, k
 
 
-def test_a_layer_whose_tiles_miss_the_attention_is_dense_at_once_and_from_then_on():
-    _, sparse = prepared()
-    for step in (0, 1):
-        q, k, v = rows(sparse.tiles, HIDDEN)
-        torch.testing.assert_close(sparse.run(step, HIDDEN, q, k, v, None), dense(q, k, v))
-    without = prepared(auto_dense=False)[1].run(0, HIDDEN, q, k, v, None)
-    assert (without - dense(q, k, v)).abs().max() > 0.1  # what the veto is for
-    assert sparse.probe.vetoed == [HIDDEN] and sparse.probe.found[HIDDEN].recall < LEAST_RECALL
+@pytest.mark.parametrize("target_ref", [False, True])
+def test_a_layer_whose_tiles_miss_the_attention_is_dense_and_one_whose_tiles_hold_it_is_not(target_ref):
+    attention, ready = prepared(target_ref)
+    tiles, random = ready.tiles, torch.Generator().manual_seed(2)
+    v = torch.randn(tiles.rows, 2, 32, generator=random)
+    plain = SparseClip(Sparsity(40.0, target_ref=target_ref), torch.float32, 32).prepare(SEGMENTS, CPU)
+    for layer, (q, k) in ((MISSES, missing(tiles, random)), (HOLDS, holding(tiles, random))):
+        dense = torch.einsum("hij,jhd->ihd", (torch.einsum("ihd,jhd->hij", q, k) * 32**-0.5).softmax(-1), v)
+        without = plain.run(0, layer, q, k, v, None)
+        for step in (0, 1):
+            found = ready.run(step, layer, q, k, v, None)
+            torch.testing.assert_close(found, dense if layer == MISSES else without, rtol=1e-5, atol=1e-5)
+        if layer == MISSES:
+            assert float((without - dense).abs().max()) > 0.1
+    (told,) = attention.found()["attention_recall"]
+    assert told["dense_layers"] == [MISSES] and told["step"] == 0
+    low, high = told["layers"]
+    assert low["recall"] < 0.5 < 0.95 < low["ceiling"] and high["recall"] > 0.9
 
 
-def test_a_layer_whose_tiles_hold_the_attention_stays_sparse():
-    _, sparse = prepared()
-    q, k, v = rows(sparse.tiles, PLAIN)
-    made = sparse.run(0, PLAIN, q, k, v, None)
-    torch.testing.assert_close(made, prepared(auto_dense=False)[1].run(0, PLAIN, q, k, v, None))
-    found = sparse.probe.found[PLAIN]
-    assert sparse.probe.vetoed == [] and LEAST_RECALL < found.recall <= found.ceiling <= 1.0 + 1e-6
+@pytest.mark.parametrize("target_ref", [False, True])
+def test_the_figures_are_those_of_an_exact_computation(target_ref):
+    attention, ready = prepared(target_ref, keep=30.0)
+    tiles, random = ready.tiles, torch.Generator().manual_seed(3)
+    q, k = (2 * torch.randn(tiles.rows, 2, 32, generator=random) for _ in range(2))
+    ready.run(0, 5, q, k, k, None)
+    told = attention.found()["attention_recall"][0]["layers"][0]
+    kept = tiles.budget(0.7)
+    lists = choose_tiles(ready.choice.steps, q, k, None, tiles, kept, forced=ready.forced).lists
+    held, best = [], []
+    for head, rows in enumerate(ready.probe.rows.tolist()):
+        weights = (q[rows, head].double() @ k[:, head].double().T * 32**-0.5).softmax(-1)
+        shares = [torch.stack([part.sum() for part in row.split(tiles.sizes.tolist())]) for row in weights]
+        held.append(0.0)
+        best.append(0.0)
+        for row, share in zip(rows, shares, strict=True):
+            query = int(tiles.of_row[row]) - tiles.n_prefix
+            chosen = lists.listed[head, query, : lists.count[head, query]].long()
+            prefix = share[: tiles.n_prefix].sum()
+            held[head] += float(prefix + share[chosen].sum()) / len(rows)
+            best[head] += float(
+                prefix + share[tiles.n_prefix :].sort(descending=True).values[: len(chosen)].sum()
+            ) / len(rows)
+    worst = min(range(2), key=held.__getitem__)
+    assert told["layer"] == 5 and told["worst_head"] == worst
+    for name, exact in (
+        ("recall", sum(held) / 2),
+        ("ceiling", sum(best) / 2),
+        ("worst_recall", held[worst]),
+        ("worst_ceiling", best[worst]),
+    ):
+        assert told[name] == pytest.approx(exact, abs=6e-5)  # the report has four digits
 
 
-def test_the_report_has_every_layer_once_with_the_share_its_tiles_really_hold():
-    clip, sparse = prepared()
-    for step in (0, 1):
-        for layer in range(LAYERS):
-            sparse.run(step, layer, *rows(sparse.tiles, layer), None)
-    (found,) = clip.found()["attention_recall"]
-    assert [one["layer"] for one in found["layers"]] == [0, 1, 2] and found["dense_layers"] == [HIDDEN]
-    assert found["step"] == 0 and found["rows"] == SEGMENTS.rows
-    assert clip.facts()["auto_dense"]["least_recall"] == LEAST_RECALL
-    tiles, (q, k, v) = sparse.tiles, rows(sparse.tiles, HIDDEN)
-    lists = sparse.choose(q, k, v, None).lists
-    weights = torch.einsum("qhd,khd->hqk", q, k).mul(WIDTH**-0.5).softmax(-1)
-    held = []
-    for head in range(HEADS):
-        for row in range(tiles.prefix_rows, tiles.rows):
-            listed = lists.listed[head, int(tiles.of_row[row]) - tiles.n_prefix]
-            seen = tiles.of_row < tiles.n_prefix
-            seen |= torch.isin(tiles.of_row, listed)
-            held.append(weights[head, row, seen].sum())
-    exact = torch.stack(held).mean().item()
-    assert abs(found["layers"][HIDDEN]["recall"] - exact) < 0.08  # of 128 rows a head instead of all 512
-
-
-def test_steps_and_layers_that_are_dense_anyhow_are_not_probed():
-    _, sparse = prepared(dense_first_steps=1, dense_layers=frozenset({2}))
-    for layer in (0, 2):
-        sparse.run(0, layer, *rows(sparse.tiles, layer), None)
-    sparse.run(1, 2, *rows(sparse.tiles, 2), None)
-    assert sparse.probe.found == {}
-    sparse.run(1, 0, *rows(sparse.tiles, 0), None)
-    assert list(sparse.probe.found) == [0] and sparse.probe.step == 1
-
-
-def test_without_it_nothing_is_measured():
-    clip, sparse = prepared(auto_dense=False)
-    sparse.run(0, HIDDEN, *rows(sparse.tiles, HIDDEN), None)
-    assert sparse.probe is None and clip.found() == {} and "auto_dense" not in clip.facts()
+@pytest.mark.parametrize("target_ref", [False, True])
+def test_in_a_model_the_vetoed_layers_are_as_if_named_dense(tmp_path, target_ref):
+    path = sensitive(write_weights(tmp_path / "weights", seed=8).model, tmp_path / "plain.safetensors")
+    model, given = load_h3(path, dtype=torch.float32, device="cpu"), latents(SHAPE)
+    options = {"dense_first_steps": 1, "target_ref": target_ref}
+    probed = SparseClip(Sparsity(5.0, **options), torch.float32, 32, AutoDense(4, 3))
+    assert "attention_recall" not in probed.facts()
+    network = network_of(model, SHAPE, probed)
+    network(given, 0)
+    assert probed.found()["attention_recall"][0]["layers"] == []  # a dense step measures nothing
+    found = [network(given, step) for step in (1, 2)]
+    (told,) = probed.found()["attention_recall"]
+    assert told["step"] == 1 and [layer["layer"] for layer in told["layers"]] == [0, 1, 2]
+    assert told["dense_layers"] == [x["layer"] for x in told["layers"] if x["recall"] < LEAST_RECALL]
+    named = Sparsity(5.0, dense_layers=frozenset(told["dense_layers"]), **options)
+    wanted = network_of(model, SHAPE, SparseClip(named, torch.float32, 32))
+    for step, made in zip((1, 2), found, strict=True):
+        assert error(made, wanted(given, step)) <= LIMIT
+    if len(told["dense_layers"]) == 3:
+        assert error(found[0], network_of(model, SHAPE, vsa_reference.TileOrdered(0.0))(given, 1)) <= LIMIT

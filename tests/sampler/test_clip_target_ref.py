@@ -10,7 +10,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from streamrender_h3.kernels.block_sparse import seen_tiles
-from streamrender_h3.kernels.sparse_attention import KERNELS, REFERENCE, choose_tiles
 from streamrender_h3.nodes.loader import load_h3
 from streamrender_h3.nodes.sampler.clip_aligned import aligned_tiles
 from streamrender_h3.nodes.sampler.clip_attention import RowSegments, Sparsity
@@ -173,4 +172,3 @@ def test_the_report_and_the_memory_plan_know_of_it():
     released = RowSegments.of(ClipShape.of(345, (768, 1344), (480, 832)), 1500)
     both, one = (sparse(10.0, target_ref).working_bytes(released, 56, 128, 2) for target_ref in (True, False))
     assert abs(both - one) < 0.1 * one  # the same rows, in tiles of 4x4x4 instead of runs of 64
-    assert KERNELS is not REFERENCE and choose_tiles

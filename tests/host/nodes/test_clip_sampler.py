@@ -253,6 +253,32 @@ def test_a_checkpoint_with_gates_is_sampled_sparsely_without_being_asked(host, f
     assert len(hashes) >= 2  # one tile of video: sparse and its variants are the same, dense leaves the gates out
 
 
+def test_the_reference_in_tiles_and_the_probe_are_experiments_that_the_report_tells_of(host, from_clip, caplog):
+    asked = {**from_clip, "attention_mode": "vsa_target_ref", "vsa_keep_percent": 20.0}
+    with caplog.at_level(logging.INFO):
+        told = json.loads(host.run("ClipSampler", **asked)[2])
+    assert told["attention"]["name"] == "vsa_target_ref" and "attention_recall" not in told
+    assert (
+        "no checkpoint was trained" in told["attention"]["experimental"] and "no checkpoint was trained" in caplog.text
+    )
+    with caplog.at_level(logging.INFO):
+        probed = json.loads(host.run("ClipSampler", **asked, vsa_auto_dense=True)[2])
+    assert caplog.text.count("sparse attention: the tiles chosen in step 0") == 1
+    (found,) = probed["attention_recall"]
+    assert [layer["layer"] for layer in found["layers"]] == list(range(TINY.layers)) and found["step"] == 0
+    for layer in found["layers"]:
+        assert 0 < layer["worst_recall"] <= layer["recall"] <= layer["ceiling"] <= 1
+        assert (layer["layer"] in found["dense_layers"]) == (layer["recall"] < 0.8)
+
+
+def test_what_the_experiments_need_is_said(host, from_text, caplog, forwards):
+    words = "no reference video to tile"
+    refused(host, "ClipSampler", words, kind=RenderError, **{**from_text, "attention_mode": "vsa_target_ref"})
+    assert not forwards
+    host.run("ClipSampler", **{**from_text, "frames": 5}, vsa_auto_dense=True)
+    assert "vsa_auto_dense has nothing to probe" in caplog.text
+
+
 def test_an_adapter_that_brings_gates_makes_the_model_sparse(host, inputs, from_text):
     from safetensors.torch import save_file
 
