@@ -15,7 +15,7 @@ from ..look import Look, TextLook
 from ..palette import SemanticClip
 from ..preview import open_preview
 from ..preview.finish import metadata_of
-from ..preview.formats import FORMATS, H264
+from ..preview.formats import H264
 from .clip_attention import MIN_ROWS, MODES, layer_numbers
 from .clip_choice import AUTO, choose_recipe
 from .clip_plan import LEAST_FRAMES, LONGEST_FRAMES, SEGMENT_FRAMES, ClipPlan
@@ -24,14 +24,12 @@ from .clip_render import NODE, ClipInputs, ClipSettings, check_clip, render_clip
 from .clip_setup import GUIDED, SINGLE_CALL, Progress, clip_branches, with_attention
 from .failure import frames_released
 from .fingerprint import clip_fingerprint
-from .guidance import STRUCTURE_SCALE, TEXT_SCALE
 from .journal import work_in
 from .node import output_of
 from .node_files import RENDER, finished_before, kept_on_failure, latent_paths, output_forms, write_finished
 from .node_memory import on_device, planned_clip
-from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
-from .render import MAX_SEED
+from .widgets import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
 
 log = logging.getLogger(host.PACK)
 
@@ -71,14 +69,7 @@ class ClipSamplerNode(io.ComfyNode):
                     tooltip="Number of steps and noise levels. 'auto' takes those the checkpoint or its adapter was made for, by "
                     "side file, tables, gates, blocks and name; it says so on the node.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=DEFAULT_SEED,
-                    min=0,
-                    max=MAX_SEED,
-                    control_after_generate=True,
-                    tooltip="Start of the random numbers. The same seed and inputs give the same video.",
-                ),
+                seed_widget(),
                 io.Combo.Input(
                     "guidance",
                     options=[SINGLE_CALL, GUIDED],
@@ -86,22 +77,7 @@ class ClipSamplerNode(io.ComfyNode):
                     tooltip="'single' is what the released weights are made for. 'chain' adds calls without map and without "
                     "caption to follow the semantic clip more strictly; three times slower.",
                 ),
-                io.Float.Input(
-                    "text_scale",
-                    default=TEXT_SCALE,
-                    min=0.0,
-                    max=20.0,
-                    step=0.05,
-                    tooltip="How strongly the prompt pulls, from 0 to 20; 1.5 is usual. Only with guidance 'chain'.",
-                ),
-                io.Float.Input(
-                    "structure_scale",
-                    default=STRUCTURE_SCALE,
-                    min=0.0,
-                    max=20.0,
-                    step=0.05,
-                    tooltip="How strongly the class map pulls, from 0 to 20; 3 is usual. Only with guidance 'chain'.",
-                ),
+                *scale_widgets(),
                 io.Combo.Input(
                     "attention_mode",
                     options=list(MODES),
@@ -147,13 +123,7 @@ class ClipSamplerNode(io.ComfyNode):
                     tooltip="A semantic clip longer than this is made in segments, each from the last frame of the one before: the "
                     "model drifts after about five seconds (124 frames).",
                 ),
-                io.Combo.Input(
-                    "video_format",
-                    options=list(FORMATS),
-                    default=H264.name,
-                    tooltip="H.264 plays everywhere; H.265 is smaller. ProRes 4444, lossless FFV1 and PNG images are written "
-                    "to output/streamrender_h3 beside the H.264 video, which the output 'video' then still is.",
-                ),
+                format_widget(),
                 socket(SEMANTIC_CLIP).Input(
                     "clip",
                     optional=True,
@@ -162,20 +132,7 @@ class ClipSamplerNode(io.ComfyNode):
                 socket(H3_ENCODER).Input(
                     "encoder", optional=True, tooltip="From Load H3 Encoder; needed with a semantic clip."
                 ),
-                io.String.Input(
-                    "name",
-                    default="",
-                    optional=True,
-                    tooltip="What the files that this node writes to output/streamrender_h3 are called. Folders go with /. Empty: "
-                    "render, partial.",
-                ),
-                io.Boolean.Input(
-                    "save",
-                    default=False,
-                    optional=True,
-                    tooltip="Save the finished video at once under 'name' in output/streamrender_h3, without Save Video. A video "
-                    "that lies there from the very same render is taken instead of rendering again, without its latent.",
-                ),
+                *file_widgets(),
                 io.Boolean.Input(
                     "vsa_auto_dense",
                     default=False,
@@ -184,23 +141,11 @@ class ClipSamplerNode(io.ComfyNode):
                     "below 0.8 are dense from then on. The figures are in 'metrics'.",
                 ),
             ],
-            outputs=[
-                io.Video.Output("video", display_name="video", tooltip="The rendered file, 24 frames per second."),
-                io.Latent.Output(
-                    "latent",
-                    display_name="latent",
-                    tooltip="Audio-video latents, as native H3 nodes use them. A clip of several segments has none: nodes behind "
-                    "this output do not run.",
-                ),
-                io.String.Output(
-                    "metrics",
-                    display_name="metrics",
-                    tooltip="The run report as JSON: recipe, times by chunk and part, memory, hashes of what went in.",
-                ),
-                io.Image.Output(
-                    "report", display_name="report", tooltip="The run report as a picture, for Preview Image."
-                ),
-            ],
+            outputs=sampler_outputs(
+                latent="Audio-video latents, as native H3 nodes use them. A clip of several segments has none: nodes behind "
+                "this output do not run.",
+                metrics="The run report as JSON: recipe, times by chunk and part, memory, hashes of what went in.",
+            ),
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt],
         )
 

@@ -21,12 +21,12 @@ from ..look import Look
 from ..palette import SemanticClip
 from ..preview import open_preview
 from ..preview.finish import metadata_of
-from ..preview.formats import FORMATS, H264
+from ..preview.formats import H264
 from ..schedule import Schedule
 from .failure import frames_released
 from .fingerprint import fingerprint
 from .grids import MAX_STEPS, TimeGrid
-from .guidance import SINGLE, STRUCTURE_SCALE, TEXT_SCALE, Branch, chain
+from .guidance import SINGLE, Branch, chain
 from .network import DENSE, PREFIX
 from .node_files import (
     RENDER,
@@ -38,10 +38,10 @@ from .node_files import (
     write_finished,
 )
 from .node_memory import on_device, planned
-from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
-from .render import MAX_SEED, Settings, check_inputs, render
+from .render import Settings, check_inputs, render
 from .report_picture import report_picture
+from .widgets import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
 from .window_sparse import keep_asked_for
 
 log = logging.getLogger(host.PACK)
@@ -68,14 +68,7 @@ class StreamSamplerNode(io.ComfyNode):
                 socket(H3_SCHEDULE).Input("schedule", tooltip="From H3 Stream Schedule."),
                 socket(H3_ENCODER).Input("encoder", tooltip="From Load H3 Encoder."),
                 socket(H3_DECODER).Input("decoder", tooltip="From Load H3 Decoder."),
-                io.Int.Input(
-                    "seed",
-                    default=DEFAULT_SEED,
-                    min=0,
-                    max=MAX_SEED,
-                    control_after_generate=True,
-                    tooltip="Start of the random numbers. The same seed and inputs give the same video.",
-                ),
+                seed_widget(),
                 io.Int.Input(
                     "steps",
                     default=2,
@@ -91,22 +84,7 @@ class StreamSamplerNode(io.ComfyNode):
                     tooltip="'fitted' for checkpoints with guidance trained in, as StreamRender-H3. 'chain' adds calls without "
                     "map and without caption, for other Ref2VA checkpoints; three times slower.",
                 ),
-                io.Float.Input(
-                    "text_scale",
-                    default=TEXT_SCALE,
-                    min=0.0,
-                    max=20.0,
-                    step=0.05,
-                    tooltip="How strongly the prompt pulls, from 0 to 20; 1.5 is usual. Only with guidance 'chain'.",
-                ),
-                io.Float.Input(
-                    "structure_scale",
-                    default=STRUCTURE_SCALE,
-                    min=0.0,
-                    max=20.0,
-                    step=0.05,
-                    tooltip="How strongly the class map pulls, from 0 to 20; 3 is usual. Only with guidance 'chain'.",
-                ),
+                *scale_widgets(),
                 io.Combo.Input(
                     "attention",
                     options=list(ATTENTION),
@@ -120,42 +98,13 @@ class StreamSamplerNode(io.ComfyNode):
                     tooltip="Keep a journal while rendering, so that the same render started again after a cancel, an error, "
                     "a crash or a power cut goes on where it stopped. The result is the same as without the interruption.",
                 ),
-                io.Combo.Input(
-                    "video_format",
-                    options=list(FORMATS),
-                    default=H264.name,
-                    tooltip="H.264 plays everywhere; H.265 is smaller. ProRes 4444, lossless FFV1 and PNG images are written "
-                    "to output/streamrender_h3 beside the H.264 video, which the output 'video' then still is.",
-                ),
-                io.String.Input(
-                    "name",
-                    default="",
-                    optional=True,
-                    tooltip="What the files that this node writes to output/streamrender_h3 are called: other formats, what is "
-                    "done of a stopped render, and with 'save' the video. Folders go with /. Empty: render, partial.",
-                ),
-                io.Boolean.Input(
-                    "save",
-                    default=False,
-                    optional=True,
-                    tooltip="Save the finished video at once under 'name' in output/streamrender_h3, without Save Video. A video "
-                    "that lies there from the very same render is taken instead of rendering again, without its latent.",
-                ),
+                format_widget(),
+                *file_widgets(),
             ],
-            outputs=[
-                io.Video.Output("video", display_name="video", tooltip="The rendered file, 24 frames per second."),
-                io.Latent.Output(
-                    "latent", display_name="latent", tooltip="Audio-video latents, as native H3 nodes use them."
-                ),
-                io.String.Output(
-                    "metrics",
-                    display_name="metrics",
-                    tooltip="The run report as JSON: times by chunk and part, memory, hashes of what went in, suspect chunks.",
-                ),
-                io.Image.Output(
-                    "report", display_name="report", tooltip="The run report as a picture, for Preview Image."
-                ),
-            ],
+            outputs=sampler_outputs(
+                latent="Audio-video latents, as native H3 nodes use them.",
+                metrics="The run report as JSON: times by chunk and part, memory, hashes of what went in, suspect chunks.",
+            ),
             hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt],
         )
 
