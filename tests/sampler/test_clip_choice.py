@@ -170,7 +170,7 @@ def test_tiles_of_the_reference_need_one_and_are_warned_of():
     assert not decide("vsa", BASE_50, reference=True, **options).sparsity.target_ref
     with pytest.raises(RenderError, match="no reference video to tile; connect 'clip', or choose 'vsa'"):
         decide("vsa_target_ref", BASE_50, **options)
-    with pytest.raises(RenderError, match="attention_mode is 'vsa_target_ref'.*set vsa_keep_percent"):
+    with pytest.raises(RenderError, match=r"attention_mode is 'vsa_target_ref'.*set vsa_keep_percent"):
         decide("vsa_target_ref", BASE_50, reference=True, gated=False, rows=54_648)
 
 
