@@ -35,9 +35,7 @@ TEXT_ROWS = {"full": 1000, "example": 40}  # a prompt without a picture
 KEEPS = (20.0, 10.0)  # of FastH3 V2 and V1
 STEP = 1
 CHOICE_REPEATS = 4
-WARM_BLOCKS = (
-    2  # one like all others and the last, which gives fewer rows: their kernels are compiled, their plans made
-)
+WARM_BLOCKS = 2  # one like all others and the last, which gives fewer rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +131,9 @@ def one(made: Report, clip: Clip, form: ClipForm, peak: float) -> None:
     """A row for the step, and facts about the choice of tiles."""
     device, network, given = clip.text.text.device, form.network(clip), clip.latents()
     start_peak(device)
-    with few_blocks(network.model, WARM_BLOCKS):
+    with few_blocks(network.model, WARM_BLOCKS):  # kernels are compiled then, and plans made
         network(given, STEP)
-    ms = time_ms(
-        device, lambda: network(given, STEP), repeats=1, warm=0
-    )  # half a minute at the longest: once is enough
+    ms = time_ms(device, lambda: network(given, STEP), repeats=1, warm=0)  # up to half a minute: once is enough
     held = peak_gib(device)
     flops = step_flops(clip, form.keep)
     made.rows.append(Row(form.name, ms, flops / ms / 1e9, flops / peak / 1e9, held))
