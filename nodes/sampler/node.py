@@ -42,11 +42,13 @@ from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
 from .render import MAX_SEED, Settings, check_inputs, render
 from .report_picture import report_picture
+from .window_sparse import KEEP_PERCENT
+from .window_sparse import NAME as SPARSE_WINDOW
 
 log = logging.getLogger(host.PACK)
 
 FITTED, CHAIN = "fitted (one call)", "chain (three calls)"
-ATTENTION = {"prefix bank": PREFIX, "dense window": DENSE}
+ATTENTION = {"prefix bank": PREFIX, "dense window": DENSE, SPARSE_WINDOW: PREFIX}
 
 
 class StreamSamplerNode(io.ComfyNode):
@@ -111,7 +113,8 @@ class StreamSamplerNode(io.ComfyNode):
                     options=list(ATTENTION),
                     default=next(iter(ATTENTION)),
                     tooltip="'prefix bank' computes text, picture and sink once; exact for StreamRender-H3. 'dense window' "
-                    "recomputes everything in every chunk; slower, for checkpoints not trained with the prefix.",
+                    "recomputes everything in every chunk; slower, for checkpoints not trained with the prefix. 'sparse window' is "
+                    "an experiment on the prefix bank: no weights are trained for it, it can lose the map and hardly saves time.",
                 ),
                 io.Boolean.Input(
                     "resume",
@@ -139,6 +142,16 @@ class StreamSamplerNode(io.ComfyNode):
                     optional=True,
                     tooltip="Save the finished video at once under 'name' in output/streamrender_h3, without Save Video. A video "
                     "that lies there from the very same render is taken instead of rendering again, without its latent.",
+                ),
+                io.Float.Input(
+                    "window_keep_percent",
+                    default=KEEP_PERCENT,
+                    min=1.0,
+                    max=100.0,
+                    step=1.0,
+                    optional=True,
+                    tooltip="Experiment: share of the tiles of sink, history and map that each tile attends to; the aligned map "
+                    "and all that is new stay in any case. Only with attention 'sparse window (experimental)'.",
                 ),
             ],
             outputs=[
@@ -178,11 +191,13 @@ class StreamSamplerNode(io.ComfyNode):
         video_format: str = H264.name,
         name: str = "",
         save: bool = False,
+        window_keep_percent: float = KEEP_PERCENT,
     ) -> io.NodeOutput:
         if attention not in ATTENTION:
             raise ValueError(f"H3 Stream Sampler: attention {attention!r} is unknown; choose one of {list(ATTENTION)}")
         branches = branches_for(guidance, text_scale, structure_scale, look)
-        settings = Settings(schedule, TimeGrid.trailing(steps), seed, ATTENTION[attention], branches)
+        keep = window_keep_percent if attention == SPARSE_WINDOW else None
+        settings = Settings(schedule, TimeGrid.trailing(steps), seed, ATTENTION[attention], branches, window_keep=keep)
         check_inputs(clip, look, model.h3, settings, encoder.codec, decoder.codec)
 
         forms = output_forms(video_format)

@@ -25,6 +25,7 @@ from .pack import Layout
 
 log = logging.getLogger("streamrender_h3")
 
+NAME = "sparse window (experimental)"
 KEEP_PERCENT = 50.0
 WARNING = (
     "sparse window attention is an experiment: StreamRender-H3 was not trained with it, so that the picture can lose the map, "
@@ -34,7 +35,7 @@ WARNING = (
 
 def sparse_facts(keep: float) -> dict[str, Any]:
     """What a report says of it."""
-    return {"name": "sparse window (experimental)", "keep_percent": keep, "tile": list(TILE), "warning": WARNING}
+    return {"name": NAME, "keep_percent": keep, "tile": list(TILE), "warning": WARNING}
 
 
 @dataclass(frozen=True)
