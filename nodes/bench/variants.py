@@ -13,12 +13,14 @@ from ..model import Form, choose_form
 from ..sampler import Network, PrefixBank
 from ..sampler.bank import FP8 as FP8_BANK
 from ..sampler.bank import SANDWICH, SPLIT
+from ..sampler.window_sparse import SparseWindow
 from .limits import FP8, LAYERS, Limits, backends, plain_kind
 from .measure import GIB
 from .model import GRID, Subject, fp8_weights
 from .rows import asked_for
 
 PLAIN, FUSED = "plain modules", "fused"
+WINDOW_KEEPS = (50.0, 25.0)  # percent
 PLAIN_BANK = SPLIT  # joined with the moving rows in every layer
 
 
@@ -32,6 +34,7 @@ class Variant:
     bank: str
     linears: str
     attention: str | None = None
+    window_keep: float | None = None  # of an experiment, which runs only where it is named
 
     @property
     def looked_into(self) -> bool:
@@ -53,8 +56,10 @@ class Variant:
     def network(self) -> Network:
         """A predictor of this form with an empty bank."""
         model = fp8_weights(self.subject.model) if self.linears == FP8 else self.subject.model
-        made = self.subject
-        return Network(model, made.tables, made.conditions, GRID, bank=PrefixBank(self.bank), form=self.form)
+        made, bank, sparse = self.subject, PrefixBank(self.bank), None
+        if self.window_keep is not None:
+            sparse = SparseWindow.choose(self.window_keep, model, made.device)
+        return Network(model, made.tables, made.conditions, GRID, bank=bank, form=self.form, sparse=sparse)
 
 
 def fused_form(subject: Subject) -> Form:
@@ -65,7 +70,10 @@ def fused_form(subject: Subject) -> Form:
 
 def variants(subject: Subject, part_of_name: str = "") -> Iterator[Variant]:
     """The forms that run here and are `asked_for`, plain modules first, always."""
-    return (one for one in every_variant(subject) if one.name == PLAIN or asked_for(part_of_name, one.name))
+    for one in every_variant(subject):
+        named = asked_for(part_of_name, one.name) and (part_of_name or one.window_keep is None)
+        if one.name == PLAIN or named:
+            yield one
 
 
 def every_variant(subject: Subject) -> Iterator[Variant]:
@@ -78,6 +86,9 @@ def every_variant(subject: Subject) -> Iterator[Variant]:
     if fp8 == FP8:
         yield Variant(f"{FUSED}, fp8 linears", subject, form, SANDWICH, FP8)
         yield Variant(f"{PLAIN}, fp8 linears", subject, None, PLAIN_BANK, FP8)
+    for keep in WINDOW_KEEPS:
+        for bank in (SANDWICH, SPLIT):
+            yield Variant(f"sparse window {keep:g} %, {bank}", subject, form, bank, kind, window_keep=keep)
     for backend in backends(device, subject.model.dtype, subject.config.head_dim):
         if not backend.exact:
             named = choose_dense(device, subject.model.dtype, subject.config.head_dim, backend.name)

@@ -32,7 +32,6 @@ from .noise import DEFAULT_SEED
 from .record import Recorder, start_memory_watch
 from .render import RenderError, Settings, check_inputs, check_settings, conditions_for, encode_frames, render
 from .report_picture import report_picture
-from .window_sparse import keep_asked_for
 
 RELEASE_SIZE = (768, 1344)
 RELEASE_REFERENCE = (480, 832)
@@ -95,6 +94,12 @@ def arguments(parser: ArgumentParser) -> None:
         default=PREFIX,
         help="dense: for checkpoints without prefix training",
     )
+    parser.add_argument(
+        "--window-keep",
+        type=float,
+        metavar="PERCENT",
+        help="experiment, for no weights trained: sparse attention inside the window that keeps so many of its tiles",
+    )
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of the network (default: bf16 on cuda, fp32 on cpu)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is one")
     parser.add_argument(
@@ -140,8 +145,13 @@ def run(args: Namespace) -> int:
     dtype = DTYPES[args.dtype or ("bf16" if device.type == "cuda" else "fp32")]
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RenderError("device is cuda and torch sees no CUDA device here; use --device cpu or install a CUDA torch")
-    grid = TimeGrid.trailing(args.steps)
-    settings = Settings(Schedule.parse(args.schedule), grid, args.seed, args.attention, window_keep=keep_asked_for())
+    settings = Settings(
+        Schedule.parse(args.schedule),
+        TimeGrid.trailing(args.steps),
+        args.seed,
+        args.attention,
+        window_keep=args.window_keep,
+    )
     check_settings(settings)
     inputs = (args.clip, args.picture, args.prompt_file, args.model, args.encoder, args.decoder)
     out, form = Path(args.out), chosen_format(args.format, Path(args.out))

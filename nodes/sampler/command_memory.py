@@ -66,6 +66,7 @@ def planned(
         text_encoder=Need(text.layers, text.streamed + text.activations(rows)),
         bank=asked_bank(),
         form=asked_form(device),
+        sparse_window=settings.window_keep is not None,
     )
     plan = plan_memory(job, device_budget(device, asked_gigabytes(args.memory)))
     return plan, replace(settings, bank=plan.bank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..model import H3Config
-from ..schedule import Geometry, Schedule, row_plan
+from ..schedule import Geometry, Schedule, TilePlan, row_plan
 from .bank import FP8, SANDWICH
 from .bank_forms import tail_rows
 from .network import PREFIX
@@ -52,6 +52,15 @@ def room_bytes(config: H3Config, rows: Rows, form: str, itemsize: int) -> int:
     if form == FP8:
         return tail_rows(rows.prefix + rows.moving) * row
     return (tail_rows(rows.moving) + rows.prefix + rows.moving) * row
+
+
+def window_bytes(config: H3Config, plan: TilePlan, rows: Rows, banks: int, itemsize: int) -> int:
+    """What a sparse window (an experiment) works with: float32 means of the banks' tiles in every layer, and of one layer the
+    means, scores (twice) and lists of the window, keys and values joined, and the attention to what every row sees."""
+    keys, queries = len(plan.keys), len(plan.queries)
+    kept = banks * config.layers * config.inner * (keys - queries)
+    working = config.inner * (keys + queries) + 3 * config.heads * queries * keys
+    return 4 * (kept + working) + config.inner * (rows.moving + 2 * (rows.prefix + rows.moving)) * itemsize
 
 
 def activation_bytes(config: H3Config, rows: int, itemsize: int) -> int:

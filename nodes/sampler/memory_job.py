@@ -36,6 +36,7 @@ def job_of(
     text_encoder: Need | None = None,
     bank: str = BANK_AUTO,
     form: str = BANK_AUTO,
+    sparse_window: bool = False,
 ) -> Job:
     """The job of a render. Text rows default to those of the prompt StreamRender-H3 ships with."""
     return Job(
@@ -54,6 +55,7 @@ def job_of(
         text_encoder=text_encoder,
         bank=bank,
         form=form,
+        sparse_window=sparse_window,
     )
 
 

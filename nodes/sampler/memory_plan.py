@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model import H3Config
-from ..schedule import Geometry, Schedule
+from ..schedule import Geometry, Schedule, tile_plan
 from .bank import FP8, SANDWICH, SPLIT
-from .memory import FLOAT8_ITEMSIZE, Need, Rows, bank_bytes, forward_bytes, room_bytes, table_bytes
+from .memory import FLOAT8_ITEMSIZE, Need, Rows, bank_bytes, forward_bytes, room_bytes, table_bytes, window_bytes
 from .network import PREFIX
+from .window_sparse import NAME as SPARSE_WINDOW
 
 BANK_AUTO, BANK_FP8, BANK_PLAIN = "auto", "fp8", "plain"
 TO_SPARE = 2_000_000_000  # bytes that must stay free beside the fastest form of the bank
@@ -65,6 +66,7 @@ class Job:
     text_encoder: Need | None = None
     bank: str = BANK_AUTO  # number format: auto, plain or fp8
     form: str = BANK_AUTO  # of an unquantised bank: auto, sandwich or split
+    sparse_window: bool = False  # an experiment
 
     @property
     def geometry(self) -> Geometry:
@@ -211,6 +213,10 @@ def _fixed_terms(job: Job, resident: int) -> list[Term]:
         terms.append(Term("one layer dequantised", weights.scratch, "device"))
     if resident < layers:
         terms.append(Term("two staging areas for blocks", STREAM_AREAS * largest, "device"))
+    if job.sparse_window:
+        tiles = tile_plan(job.schedule.window_at(1), job.geometry)
+        nbytes = window_bytes(job.config, tiles, job_rows(job), job.steps * job.branches, job.itemsize)
+        terms.append(Term(SPARSE_WINDOW, nbytes, "device"))
     for name, need in (("encoder", job.encoder), ("decoder", job.decoder)):
         if need.total:
             terms += [

@@ -42,12 +42,13 @@ from .record import Recorder, start_memory_watch
 from .render import Settings, check_inputs, render
 from .report_picture import report_picture
 from .widgets import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
-from .window_sparse import keep_asked_for
+from .window_sparse import KEEP_PERCENT
+from .window_sparse import NAME as SPARSE_WINDOW
 
 log = logging.getLogger(host.PACK)
 
 FITTED, CHAIN = "fitted (one call)", "chain (three calls)"
-ATTENTION = {"prefix bank": PREFIX, "dense window": DENSE}
+ATTENTION = {"prefix bank": PREFIX, "dense window": DENSE, SPARSE_WINDOW: PREFIX}
 
 
 class StreamSamplerNode(io.ComfyNode):
@@ -90,7 +91,8 @@ class StreamSamplerNode(io.ComfyNode):
                     options=list(ATTENTION),
                     default=next(iter(ATTENTION)),
                     tooltip="'prefix bank' computes text, picture and sink once; exact for StreamRender-H3. 'dense window' "
-                    "recomputes everything in every chunk; slower, for checkpoints not trained with the prefix.",
+                    "recomputes everything in every chunk; slower, for checkpoints not trained with the prefix. 'sparse window' is "
+                    "an experiment on the prefix bank: no weights are trained for it, it can lose the map and hardly saves time.",
                 ),
                 io.Boolean.Input(
                     "resume",
@@ -100,6 +102,16 @@ class StreamSamplerNode(io.ComfyNode):
                 ),
                 format_widget(),
                 *file_widgets(),
+                io.Float.Input(
+                    "window_keep_percent",
+                    default=KEEP_PERCENT,
+                    min=1.0,
+                    max=100.0,
+                    step=1.0,
+                    optional=True,
+                    tooltip="Experiment: share of the tiles of sink, history and map that each tile attends to; the aligned map "
+                    "and all that is new stay in any case. Only with attention 'sparse window (experimental)'.",
+                ),
             ],
             outputs=sampler_outputs(
                 latent="Audio-video latents, as native H3 nodes use them.",
@@ -128,12 +140,13 @@ class StreamSamplerNode(io.ComfyNode):
         video_format: str = H264.name,
         name: str = "",
         save: bool = False,
+        window_keep_percent: float = KEEP_PERCENT,
     ) -> io.NodeOutput:
         if attention not in ATTENTION:
             raise ValueError(f"H3 Stream Sampler: attention {attention!r} is unknown; choose one of {list(ATTENTION)}")
         branches = branches_for(guidance, text_scale, structure_scale, look)
-        grid = TimeGrid.trailing(steps)
-        settings = Settings(schedule, grid, seed, ATTENTION[attention], branches, window_keep=keep_asked_for())
+        keep = window_keep_percent if attention == SPARSE_WINDOW else None
+        settings = Settings(schedule, TimeGrid.trailing(steps), seed, ATTENTION[attention], branches, window_keep=keep)
         check_inputs(clip, look, model.h3, settings, encoder.codec, decoder.codec)
 
         forms = output_forms(video_format)

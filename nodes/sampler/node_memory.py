@@ -97,6 +97,7 @@ def planned(
         decoder=decoder_need(shapes_of(decoder.codec.layers), decoder.codec.dtype, look.size),
         bank=asked_bank(),
         form=asked_form(host.device()),
+        sparse_window=settings.window_keep is not None,
     )
     plan = plan_memory(job, host.memory_budget())
     log.info("%s", plan.as_text())

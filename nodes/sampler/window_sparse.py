@@ -1,14 +1,12 @@
 """The sparse window, an experiment: moving rows leave out bank and moving tiles that they like little.
 
 It trades what the weights were trained with for attention alone, a third of a step at streaming lengths, so that it costs
-likeness and gains next to no time. Off unless `Settings.window_keep` asks for it; `SRH3_WINDOW_KEEP`, a percentage, does so for
-the node and the command. There is no widget: nobody who makes pictures should be tempted.
+likeness and gains next to no time. Off unless `Settings.window_keep` asks for it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,12 +21,11 @@ from ..model import H3
 from ..schedule import Geometry, Window, tile_plan
 from ..schedule.window_tiles import TILE, row_sides
 from .bank import StepBank
-from .finite import RenderError
 from .pack import Layout
 
 log = logging.getLogger("streamrender_h3")
 
-ENVIRONMENT = "SRH3_WINDOW_KEEP"
+NAME = "sparse window (experimental)"
 KEEP_PERCENT = 50.0
 WARNING = (
     "sparse window attention is an experiment: StreamRender-H3 was not trained with it, so that the picture can lose the map, "
@@ -36,20 +33,9 @@ WARNING = (
 )
 
 
-def keep_asked_for() -> float | None:
-    """Percent of the tiles to keep, from the environment; None without. Raises `RenderError` for what is no number."""
-    words = os.environ.get(ENVIRONMENT, "").strip()
-    try:
-        return float(words) if words else None
-    except ValueError:
-        raise RenderError(
-            f"{ENVIRONMENT} is {words!r}; set a percentage such as {KEEP_PERCENT:g}, or unset it"
-        ) from None
-
-
 def sparse_facts(keep: float) -> dict[str, Any]:
     """What a report says of it."""
-    return {"name": "sparse window (experimental)", "keep_percent": keep, "tile": list(TILE), "warning": WARNING}
+    return {"name": NAME, "keep_percent": keep, "tile": list(TILE), "warning": WARNING}
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,16 @@ def test_several_parts_share_one_network_and_one_document(tiny, capsys):
         roofline.card_of(made)
 
 
+def test_the_sparse_window_is_measured_where_it_is_named(tiny, capsys):
+    """An experiment: the whole report, above all, does without it."""
+    (report,) = run(capsys, "chunk", "--forms", "sparse window 50 %")["reports"]
+    names = {row["name"] for row in report["rows"]}
+    assert {PLAIN, "sparse window 50 %, sandwich", "sparse window 50 %, split"} < names
+    assert not any(name.startswith("fused") for name in names)
+    assert not any("failed" in name for name in report["facts"])
+    assert all("sparse" not in one.name for one in variants.variants(tiny))
+
+
 def test_the_released_sizes_give_the_counts_of_the_specification():
     preset = model.PRESETS["full"]
     assert preset.config == RELEASE and model.reference_size(preset.size) == (480, 832)
