@@ -19,7 +19,7 @@ from .measure import GIB
 from .model import GRID, Subject, fp8_weights
 from .rows import asked_for
 
-PLAIN, FUSED, WINDOW = "plain modules", "fused", "sparse window"
+PLAIN, FUSED, SPARSE_WINDOW = "plain modules", "fused", "sparse window"
 WINDOW_KEEPS = (50.0, 25.0)  # percent
 PLAIN_BANK = SPLIT  # joined with the moving rows in every layer
 
@@ -69,10 +69,10 @@ def fused_form(subject: Subject) -> Form:
 
 
 def variants(subject: Subject, part_of_name: str = "") -> Iterator[Variant]:
-    """The forms that run here and are `asked_for`, plain modules first, always; the experiment only by its own name."""
+    """The forms that run here and are `asked_for`, plain modules first, always."""
     for one in every_variant(subject):
-        meant = one.window_keep is None or WINDOW in part_of_name
-        if one.name == PLAIN or (meant and asked_for(part_of_name, one.name)):
+        wanted = asked_for(part_of_name, one.name) and (one.window_keep is None or SPARSE_WINDOW in part_of_name)
+        if one.name == PLAIN or wanted:
             yield one
 
 
@@ -88,7 +88,7 @@ def every_variant(subject: Subject) -> Iterator[Variant]:
         yield Variant(f"{PLAIN}, fp8 linears", subject, None, PLAIN_BANK, FP8)
     for keep in WINDOW_KEEPS:
         for bank in (SANDWICH, SPLIT):
-            yield Variant(f"{WINDOW} {keep:g} %, {bank}", subject, form, bank, kind, window_keep=keep)
+            yield Variant(f"{SPARSE_WINDOW} {keep:g} %, {bank}", subject, form, bank, kind, window_keep=keep)
     for backend in backends(device, subject.model.dtype, subject.config.head_dim):
         if not backend.exact:
             named = choose_dense(device, subject.model.dtype, subject.config.head_dim, backend.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,9 +12,11 @@ from check_tools import ATTENTION, DEVICE, ELEMENTWISE, SOURCE, off, random
 from safetensors.torch import load_file
 from streamrender_h3.kernels import block_sparse, compression, tile_lists, tile_means
 from streamrender_h3.kernels.block_sparse import Lists, Spans
-from streamrender_h3.kernels.sparse_attention import spans
+from streamrender_h3.kernels.dense_attention import choose_dense
+from streamrender_h3.kernels.sparse_attention import KERNELS, REFERENCE, spans
 from streamrender_h3.kernels.sparse_dispatch import choose_sparse
 from streamrender_h3.kernels.tiles import Tiles
+from streamrender_h3.kernels.window_attention import WindowTiles, grid_means, window_attention
 
 Lines = Iterator[tuple]
 SEGMENTS = (70, 0, 5, (5, 5, 9))  # tiles of 64, 6, 5, 64, 64, 16, 16, 16, 4, 16, 16, 4, 4, 4, 1 rows
@@ -185,6 +188,29 @@ def gated_means(dtype: torch.dtype) -> Lines:
             side.__module__.split(".")[-1] + " " + side.__name__,
             off(side(out.clone(), gate, mixed, tiles.of_row), expected),
         )
+
+
+def windows(dtype: torch.dtype) -> Lines:
+    """The experiment inside a streaming window, moving rows behind the bank and before it, against its references."""
+    bank = Tiles.of((70, (2, 5, 9), 5, (2, 10, 11)), (1, 8, 8)).to(DEVICE)
+    moving = Tiles.of(((3, 5, 9), 9, (3, 10, 11)), (1, 8, 8)).to(DEVICE)
+    forced = torch.rand(moving.n_video, bank.n_video + moving.n_video, generator=SOURCE) < 0.2
+    q = random(moving.rows, 2, 32, dtype=dtype)
+    exact, here = choose_dense(torch.device("cpu"), torch.float32, 32, "sdpa"), choose_dense(DEVICE, dtype, 32)
+    for moving_first in (False, True):
+        tiles = WindowTiles.of(bank, moving, forced, 12, moving_first=moving_first)
+        k, v = (random(bank.rows + moving.rows, 2, 32, dtype=dtype) for _ in range(2))
+        for name, dense in (("joined", here), ("listed", replace(here, run_lse=None))):
+            made, expected = (
+                window_attention(q.to(as_), k.to(as_), v.to(as_), tiles, means, steps=steps, dense=by)
+                for steps, by, as_ in ((KERNELS, dense, dtype), (REFERENCE, exact, torch.float64))
+                for means in (grid_means(steps, k[tiles.bank_rows], bank),)
+            )
+            yield (
+                f"moving rows {'first' if moving_first else 'last'}, {name}",
+                off(made, expected),
+                2 * ATTENTION[dtype],
+            )
 
 
 def outputs_of_fastvideo(dtype: torch.dtype) -> Lines:

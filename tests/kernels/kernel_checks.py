@@ -39,6 +39,7 @@ CHECKS: tuple[tuple[Check, dict[torch.dtype, float]], ...] = (
     (checks_sparse.tile_mean_rows, ELEMENTWISE),
     (checks_sparse.chosen_tiles, ELEMENTWISE),
     (checks_sparse.gated_means, ELEMENTWISE),
+    (checks_sparse.windows, ATTENTION),
     (checks_sparse.outputs_of_fastvideo, ATTENTION),
 )
 

@@ -34,6 +34,7 @@ KERNELS = {
     "tile_mean_rows",
     "chosen_tiles",
     "gated_means",
+    "windows",
     "outputs_of_fastvideo",
 }
 # Shared memory of a block in bytes: 99 KB on consumer cards and sm_80/89's smallest, 227 KB on data centre ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,19 @@ def test_the_good_inputs_are_good(host, inputs, forwards):
     assert report.shape[0] == 1 and report.shape[3] == 3 and not list(host.journals.iterdir())
 
 
+def test_the_sparse_window_is_an_experiment_to_be_chosen(host, inputs, caplog):
+    """Its share counts only then; another share is another video."""
+    experiment = {**inputs, "attention": "sparse window (experimental)"}
+    reports = [
+        json.loads(host.run("StreamSampler", **{**given, "window_keep_percent": keep})[2])
+        for given, keep in ((inputs, 30.0), (experiment, 100.0), (experiment, 30.0))
+    ]
+    assert [report.get("window_attention", {}).get("keep_percent") for report in reports] == [None, 100.0, 30.0]
+    assert "was not trained with it" in reports[2]["window_attention"]["warning"]
+    assert caplog.text.count("sparse window attention is an experiment") == 2
+    assert reports[2]["latents_sha256"] != reports[0]["latents_sha256"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -46,6 +60,10 @@ def test_the_good_inputs_are_good(host, inputs, forwards):
         ({"guidance": "magic"}, ("guidance 'magic'", "choose one of")),
         ({"guidance": "chain (three calls)", "text_scale": 21.0}, ("text scale is 21.0", "from 0 to 20")),
         ({"guidance": "chain (three calls)", "structure_scale": -1.0}, ("structure scale is -1.0", "from 0 to 20")),
+        (
+            {"attention": "sparse window (experimental)", "window_keep_percent": 101.0},
+            ("keep 101 %", "more than 0 and at most 100"),
+        ),
         ({"steps": 0}, ("steps is 0", "from 1 to 200")),
         ({"seed": -1}, ("seed is -1", "from 0 to 18446744073709551615")),
         ({"seed": 2**64}, ("seed is 18446744073709551616", "from 0 to 18446744073709551615")),
