@@ -121,7 +121,7 @@ def tabs(browser: Any, servers: Callable[[bool], comfy_server.ComfyServer]) -> I
     opened: list[Tab] = []
 
     def make(*, policy: bool = False, vue: bool = False, beside: Tab | None = None, light: bool = False) -> Tab:
-        context = beside.page.context if beside else browser.new_context(viewport={"width": 900, "height": 880})
+        context = beside.page.context if beside else browser.new_context(viewport={"width": 900, "height": 960})
         tab = Tab(context.new_page(), servers(policy), vue=vue, light=light)
         opened.append(tab)
         return tab
