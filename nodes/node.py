@@ -13,10 +13,10 @@ from .loader.doctor_node import DoctorNode
 from .loader.node import LoadModelNode, LoRANode, WriteTablesCheckpointNode
 from .look.node import LookNode
 from .look.prompt_node import PromptBuilderNode
+from .look.text_node import TextNode
 from .palette.node import SemanticPaletteEncodeNode
 from .preview import SESSIONS, PreviewRoutes
 from .sampler.clip_node import ClipSamplerNode
-from .sampler.clip_text_node import TextNode
 from .sampler.look_node import LookChangeNode
 from .sampler.node import StreamSamplerNode
 from .schedule.node import StreamScheduleNode

@@ -29,7 +29,7 @@ from .node import output_of
 from .node_files import RENDER, finished_before, kept_on_failure, latent_paths, output_forms, write_finished
 from .node_memory import on_device, planned_clip
 from .record import Recorder, start_memory_watch
-from .widgets import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
+from .widgets_node import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
 
 log = logging.getLogger(host.PACK)
 

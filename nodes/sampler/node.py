@@ -41,7 +41,7 @@ from .node_memory import on_device, planned
 from .record import Recorder, start_memory_watch
 from .render import Settings, check_inputs, render
 from .report_picture import report_picture
-from .widgets import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
+from .widgets_node import file_widgets, format_widget, sampler_outputs, scale_widgets, seed_widget
 from .window_sparse import KEEP_PERCENT
 from .window_sparse import NAME as SPARSE_WINDOW
 

@@ -8,9 +8,9 @@ from comfy_api.latest import io
 
 from .. import host
 from ..host import CATEGORY, H3_LOOK, socket
-from ..look import TextLook, TextStates, states_from_conditioning
-from ..look.node import NO_FOLDER, states_from_folder
 from ..schedule import Geometry
+from . import TextLook, TextStates, states_from_conditioning
+from .node import NO_FOLDER, states_from_folder
 
 NODE = "H3 Text"
 
